@@ -1,0 +1,321 @@
+"""Typed settings, read once from MILL_ variables, `.env` and `promptmill.toml`; nobody else reads the environment."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import pydantic
+import pydantic_settings
+from pydantic import Field, SecretStr
+
+from app.errors import SettingError
+from app.places import Keys, StateDir
+
+ENV_PREFIX = "MILL_"
+DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
+MIN_FREE_DISK_BYTES = 64 * 1024 * 1024
+
+_BASE = pydantic_settings.SettingsConfigDict(
+    env_prefix=ENV_PREFIX,
+    env_file=".env",
+    toml_file="promptmill.toml",
+    frozen=True,
+    extra="ignore",
+    env_ignore_empty=True,
+    hide_input_in_errors=True,
+)
+
+
+class _Group(pydantic_settings.BaseSettings):
+    """A small frozen group of settings."""
+
+    model_config = _BASE
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[pydantic_settings.BaseSettings],
+        init_settings: pydantic_settings.PydanticBaseSettingsSource,
+        env_settings: pydantic_settings.PydanticBaseSettingsSource,
+        dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
+        file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+    ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
+        """Order the sources: arguments, environment, `.env`, `promptmill.toml`."""
+        del file_secret_settings
+        toml = pydantic_settings.TomlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, dotenv_settings, toml
+
+
+class BrokerSettings(_Group):
+    """Where Redis is."""
+
+    redis_url: SecretStr | None = None
+    """`redis://`, `rediss://`, `redis+socket://` or `unix://`; unset: the server that `producer up` started."""
+    redis_password: SecretStr | None = None
+    """Put into the URL where it has no password, so that the URL itself can be written down."""
+    redis_password_file: Path | None = None
+    """A file whose first line is the password."""
+    key_prefix: str = Field(default="mill:", pattern=r"^[A-Za-z0-9._:-]{1,40}$")
+    """Begins every Redis key, so that several runs can share one server."""
+
+    @property
+    def keys(self) -> Keys:
+        """Every Redis key behind the prefix."""
+        return Keys(self.key_prefix)
+
+
+class StoreSettings(_Group):
+    """Where files go."""
+
+    prepared_dir: Path = Path("prepared")
+    """The folder of the dataset folders."""
+    state_dir: Path = Path(".promptmill")
+    """The folder of the local services: embedded Redis, process ids, logs."""
+
+    @property
+    def state(self) -> StateDir:
+        """The paths of the local services."""
+        return StateDir(self.state_dir)
+
+
+class ServerSettings(_Group):
+    """Where the model servers are and how much may be asked of each."""
+
+    model_urls: Annotated[tuple[str, ...], pydantic_settings.NoDecode] = ()
+    """Comma-separated base URLs of identical servers, with or without `/v1`."""
+    api_key: SecretStr | None = None
+    """Sent as the bearer token."""
+    protocol: Literal["auto", "openai"] = "auto"
+    """The wire protocol; `auto` is OpenAI chat completions."""
+    max_in_flight: int = Field(default=128, ge=1, le=65536)
+    """Requests in flight per endpoint, over all workers and hosts."""
+    request_timeout_s: float = Field(default=1800, gt=0)
+    """Seconds without an answer after which a call has failed."""
+    connect_timeout_s: float = Field(default=30, gt=0)
+    """Seconds within which a connection must be made."""
+    max_body_mb: float = Field(default=64, gt=0)
+    """Answers larger than this many MiB are faults."""
+
+    @pydantic.field_validator("model_urls", mode="before")
+    @classmethod
+    def _split_urls(cls, value: Any) -> Any:
+        items = value.split(",") if isinstance(value, str) else value
+        return tuple(base_url(str(item)) for item in items if str(item).strip())
+
+
+class WorkerSettings(_Group):
+    """How a worker behaves."""
+
+    max_attempts: int = Field(default=4, ge=1)
+    """Calls that may fail by the sample's own fault before it is given up."""
+    backoff_s: float = Field(default=1.0, gt=0)
+    """Seconds before the first retry; doubled each time, with jitter."""
+    backoff_max_s: float = Field(default=60.0, gt=0)
+    """The longest own backoff in seconds."""
+    retry_after_max_s: float = Field(default=600.0, gt=0)
+    """The longest Retry-After in seconds that is honoured as given."""
+    drain_s: float = Field(default=30, ge=0)
+    """Seconds after SIGTERM in which running requests may finish before they are handed back."""
+    lease_s: float = Field(default=90, ge=5)
+    """Within this many seconds of a worker's death its samples are asked again."""
+    progress_s: float = Field(default=10, gt=0)
+    """Seconds between two progress lines."""
+    probe_s: float = Field(default=3, gt=0)
+    """Seconds between two probes of a server that is down, over all workers."""
+
+
+class QueueSettings(_Group):
+    """How much enqueue keeps in Redis."""
+
+    max_pending: int = Field(default=100_000, ge=1)
+    """Prompts held in Redis at once."""
+    max_row_mb: float = Field(default=32, gt=0)
+    """Rows larger than this many MiB are refused."""
+
+
+class GenerationSettings(_Group):
+    """Every setting that changes what a record holds; fixed by enqueue and carried with the dataset."""
+
+    model: str | None = None
+    """The model's name for the server; unset: the one the server lists first."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """The longest answer in tokens."""
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: Annotated[tuple[str, ...] | None, pydantic_settings.NoDecode] = None
+    """Stop strings (a JSON list in the environment)."""
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Template options as JSON, such as {"enable_thinking": true}."""
+    extra_body: dict[str, Any] | None = None
+    """More request fields as JSON, put at the request's top level."""
+    seed: int | None = None
+    """The run's seed; each sample's own seed is derived from it and its id. Unset: no seed is sent."""
+    system: str | None = None
+    """A system prompt for samples that have none."""
+    min_completion_tokens: int = Field(default=0, ge=0)
+    """Shorter answers are rejected as too_short."""
+    keep_truncated: bool = False
+    """Accept answers that were cut at max_tokens."""
+
+    @pydantic.field_validator("stop", mode="before")
+    @classmethod
+    def _parse_stop(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return tuple(json.loads(value)) if value.lstrip().startswith("[") else (value,)
+        return value
+
+    def content(self) -> dict[str, Any]:
+        """Return the settings that were set, as plain JSON values."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def fingerprint(self) -> str:
+        """Return 16 hex digits of the SHA-256 over the settings' canonical JSON."""
+        text = json.dumps(self.content(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the request fields: only what was set (and max_tokens, which always is)."""
+        fields = self.model_dump(mode="json", exclude_none=True, exclude=_NOT_SENT)
+        fields.update(self.extra_body or {})
+        return fields
+
+
+_NOT_SENT = {"model", "extra_body", "seed", "system", "min_completion_tokens", "keep_truncated"}
+
+GROUPS: tuple[type[_Group], ...] = (
+    BrokerSettings,
+    StoreSettings,
+    ServerSettings,
+    WorkerSettings,
+    QueueSettings,
+    GenerationSettings,
+)
+
+_Settings = TypeVar("_Settings", bound=_Group)
+
+
+def load(group: type[_Settings], **overrides: Any) -> _Settings:
+    """Read one group; keyword arguments that are not None win over every other source.
+
+    Raises SettingError naming the variable and what it accepts.
+    """
+    given = {name: value for name, value in overrides.items() if value is not None}
+    try:
+        return group(**given)
+    except pydantic.ValidationError as error:
+        raise SettingError(_explain(error)) from error
+    except pydantic_settings.SettingsError as error:
+        raise SettingError(f"The settings could not be read: {error}; JSON settings need valid JSON.") from error
+    except (OSError, ValueError) as error:
+        raise SettingError(f"The settings could not be read from .env or promptmill.toml: {error}.") from error
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    name = str(first["loc"][0]) if first["loc"] else "settings"
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{ENV_PREFIX}{name.upper()} cannot be used: {message[0].lower()}{message[1:]}."
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return one sentence for each MILL_ variable that no setting reads, with the nearest known name."""
+    known = {ENV_PREFIX + name.upper() for group in GROUPS for name in group.model_fields}
+    sentences = []
+    for name in sorted(os.environ if environ is None else environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "."
+            sentences.append(f"{name} is not a setting of promptmill and has no effect{hint}")
+    return sentences
+
+
+def base_url(url: str) -> str:
+    """Return a server's base URL without a trailing slash or `/v1`.
+
+    Raises ValueError for anything that is not http(s)://host.
+    """
+    text = url.strip().rstrip("/")
+    text = text.removesuffix("/v1").rstrip("/")
+    scheme, _, rest = text.partition("://")
+    if scheme not in {"http", "https"} or not rest.strip("/"):
+        raise ValueError(f"{url.strip()!r} is not an http:// or https:// URL, such as http://127.0.0.1:8000/v1")
+    return text
+
+
+def set_default_variable(name: str, value: str) -> None:
+    """Give another library's environment variable a value unless the user has set it."""
+    os.environ.setdefault(name, value)
+
+
+def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment for a process that this one starts."""
+    return {**os.environ, **(extra or {})}
+
+
+def generation_from_content(content: Mapping[str, Any]) -> GenerationSettings:
+    """Rebuild generation settings from their JSON content alone, whatever this machine's variables say.
+
+    Raises SettingError when the content does not fit this version.
+    """
+    try:
+        return _CarriedGenerationSettings(**content)
+    except pydantic.ValidationError as error:
+        message = f"The dataset's settings do not fit this version of promptmill: {_explain(error)}"
+        raise SettingError(message) from error
+
+
+class _CarriedGenerationSettings(GenerationSettings):
+    """Generation settings that read no variable and no file."""
+
+    model_config = pydantic_settings.SettingsConfigDict(frozen=True, extra="forbid", toml_file=None)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[pydantic_settings.BaseSettings],
+        init_settings: pydantic_settings.PydanticBaseSettingsSource,
+        *_others: Any,
+        **_more: Any,
+    ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
+        """Take arguments only."""
+        del settings_cls
+        return (init_settings,)
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return one `name: old -> new` for each field that differs."""
+    names = sorted(set(before) | set(after))
+    return [
+        f"{name}: {json.dumps(before.get(name))} -> {json.dumps(after.get(name))}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]
+
+
+__all__ = [
+    "BrokerSettings",
+    "GenerationSettings",
+    "QueueSettings",
+    "ServerSettings",
+    "StoreSettings",
+    "WorkerSettings",
+    "base_url",
+    "child_environment",
+    "compare",
+    "generation_from_content",
+    "load",
+    "set_default_variable",
+    "unknown_variables",
+]

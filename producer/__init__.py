@@ -1,0 +1,1 @@
+"""The producer: fills the queue and reads the results."""

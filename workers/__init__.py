@@ -1,0 +1,1 @@
+"""Workers: turn a ticket into a durable record."""

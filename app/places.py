@@ -136,6 +136,7 @@ class Keys:
     <p>rates:<d>               hash    "<unix second>:<kind>" -> samples, "<unix second>:tokens" -> output tokens
     <p>session:<d>             string  unix seconds at which the present run of work began
     <p>worker:<owner>          string  heartbeat as JSON, expires
+    <p>workers                 set     owners that have sent a heartbeat
     <p>permits:<endpoint>      hash    owner -> "held|wanted|expiry" of requests in flight
     <p>limit:<endpoint>        string  the bound on requests in flight, if set by hand
     <p>endpoint:<endpoint>     hash    state, since, reason, url: the shared breaker
@@ -161,6 +162,11 @@ class Keys:
     def unacked(self) -> str:
         """Hash of kombu: delivery tag -> message."""
         return f"{self.prefix}unacked"
+
+    @property
+    def workers(self) -> str:
+        """Set: owners that have sent a heartbeat."""
+        return f"{self.prefix}workers"
 
     def settings(self, dataset: str) -> str:
         """Hash: fingerprint -> settings."""

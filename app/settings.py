@@ -180,11 +180,6 @@ class GenerationSettings(_Group):
         """Return the settings that were set, as plain JSON values."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def fingerprint(self) -> str:
-        """Return 16 hex digits of the SHA-256 over the settings' canonical JSON."""
-        text = json.dumps(self.content(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
     def sampling(self) -> dict[str, Any]:
         """Return the request fields: only what was set (and max_tokens, which always is)."""
         fields = self.model_dump(mode="json", exclude_none=True, exclude=_NOT_SENT)
@@ -270,7 +265,8 @@ def generation_from_content(content: Mapping[str, Any]) -> GenerationSettings:
     Raises SettingError when the content does not fit this version.
     """
     try:
-        return _CarriedGenerationSettings(**content)
+        known = {name: value for name, value in content.items() if name in GenerationSettings.model_fields}
+        return _CarriedGenerationSettings(**known)
     except pydantic.ValidationError as error:
         message = f"The dataset's settings do not fit this version of promptmill: {_explain(error)}"
         raise SettingError(message) from error
@@ -294,6 +290,12 @@ class _CarriedGenerationSettings(GenerationSettings):
         return (init_settings,)
 
 
+def fingerprint(content: Mapping[str, Any]) -> str:
+    """Return 16 hex digits of the SHA-256 over the content's canonical JSON."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return one `name: old -> new` for each field that differs."""
     names = sorted(set(before) | set(after))
@@ -314,6 +316,7 @@ __all__ = [
     "base_url",
     "child_environment",
     "compare",
+    "fingerprint",
     "generation_from_content",
     "load",
     "set_default_variable",

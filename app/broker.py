@@ -1,0 +1,184 @@
+"""Which Redis server is used, and how it is spoken to: one URL for Celery, Flower and our own client."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import urllib.parse
+from typing import TYPE_CHECKING
+
+import redis
+import redis.exceptions
+
+from app.errors import BrokerError, BrokerFullError, BrokerUnreachableError, SettingError
+from app.places import StateDir
+from app.settings import DEFAULT_REDIS_URL, BrokerSettings, StoreSettings
+
+if TYPE_CHECKING:
+    from redis.typing import EncodableT
+
+SCHEMES = ("redis", "rediss", "redis+socket", "unix")
+_CONNECT_TIMEOUT_S = 5
+_SOCKET_TIMEOUT_S = 60
+_ACCEPTED = "accepted are redis://HOST:PORT/DB, rediss://..., unix:///PATH and redis+socket:///PATH"
+
+Client = redis.Redis
+
+
+@dataclasses.dataclass(frozen=True)
+class BrokerUrl:
+    """A Redis URL in the spellings of both libraries; its text form holds no password."""
+
+    client: str = dataclasses.field(repr=False)
+    """For redis-py."""
+    celery: str = dataclasses.field(repr=False)
+    """For kombu."""
+    shown: str
+    """For people: user and password left out."""
+
+    def __str__(self) -> str:
+        """Return the form for people."""
+        return self.shown
+
+
+def recorded_url(state: StateDir) -> str | None:
+    """Return the URL of the server that `producer up` started, if it recorded one."""
+    try:
+        value = json.loads(state.broker.read_bytes())
+    except (OSError, ValueError):
+        return None
+    url = value.get("url") if isinstance(value, dict) else None
+    return url if isinstance(url, str) else None
+
+
+def resolve(broker: BrokerSettings, store: StoreSettings) -> BrokerUrl:
+    """Return the URL in use: MILL_REDIS_URL, else the server of `producer up`, else localhost.
+
+    Raises SettingError, which never quotes a part of the password.
+    """
+    if broker.redis_url is not None:
+        text = broker.redis_url.get_secret_value().strip()
+    else:
+        text = recorded_url(store.state) or DEFAULT_REDIS_URL
+    return parse(text, password=_password(broker))
+
+
+def _password(broker: BrokerSettings) -> str | None:
+    if broker.redis_password is not None:
+        return broker.redis_password.get_secret_value()
+    if broker.redis_password_file is None:
+        return None
+    try:
+        return broker.redis_password_file.read_text(encoding="utf-8").splitlines()[0]
+    except (OSError, IndexError, UnicodeDecodeError) as error:
+        message = f"MILL_REDIS_PASSWORD_FILE cannot be used: {broker.redis_password_file} has no first line to read."
+        raise SettingError(message) from error
+
+
+def parse(text: str, *, password: str | None = None) -> BrokerUrl:
+    """Return the spellings of a Redis URL.
+
+    Raises SettingError, which never quotes a part of the password.
+    """
+    scheme = text.partition("://")[0]
+    if scheme not in SCHEMES or "://" not in text:
+        raise SettingError(f"MILL_REDIS_URL cannot be used: its scheme is not known; {_ACCEPTED}.")
+    if scheme in {"unix", "redis+socket"}:
+        return _parse_socket(text, password)
+    try:
+        parts = urllib.parse.urlsplit(text)
+        host, port = parts.hostname or "localhost", parts.port or 6379
+        if parts.fragment:
+            raise ValueError("fragment")  # noqa: TRY301 the same sentence serves all
+        database = int(parts.path.strip("/") or 0)
+    except ValueError as error:
+        # The parser's own message quotes what it takes for a port, which may be a piece of the password.
+        message = (
+            "MILL_REDIS_URL cannot be used: host, port or database cannot be read; percent-encode special characters "
+            "in the password (# is %23, / is %2F, [ is %5B, @ is %40), or put it into MILL_REDIS_PASSWORD."
+        )
+        raise SettingError(message) from error.__cause__
+    user = parts.username or ""
+    secret = parts.password if parts.password is not None else urllib.parse.quote(password or "", safe="")
+    login = f"{user}:{secret}@" if secret else (f"{user}@" if user else "")
+    query = parts.query
+    if scheme == "rediss" and "ssl_cert_reqs" not in query:
+        query = f"{query}&ssl_cert_reqs=required".lstrip("&")
+    shown_host = f"[{host}]" if ":" in host else host
+    plain = f"{shown_host}:{port}/{database}"
+    suffix = f"?{query}" if query else ""
+    url = f"{scheme}://{login}{plain}{suffix}"
+    return BrokerUrl(client=url, celery=url, shown=f"{scheme}://{plain}")
+
+
+def _parse_socket(text: str, password: str | None) -> BrokerUrl:
+    rest = text.partition("://")[2]
+    login, _, path = rest.rpartition("@")
+    path, _, query = path.partition("?")
+    if not path.startswith("/"):
+        raise SettingError(
+            "MILL_REDIS_URL cannot be used: a socket's path begins with /, as in unix:///run/redis.sock."
+        )
+    values = dict(urllib.parse.parse_qsl(query))
+    database = values.get("db") or values.get("virtual_host") or "0"
+    secret = login.partition(":")[2] or urllib.parse.quote(password or "", safe="")
+    login = f"{login.partition(':')[0]}:{secret}@" if secret else ""
+    return BrokerUrl(
+        client=f"unix://{login}{path}?db={database}",
+        celery=f"redis+socket://{login}{path}?virtual_host={database}",
+        shown=f"unix://{path}?db={database}",
+    )
+
+
+def connect(url: BrokerUrl) -> Client:
+    """Return a client that survives dropped connections; it connects at the first command."""
+    return redis.Redis.from_url(
+        url.client,
+        socket_connect_timeout=_CONNECT_TIMEOUT_S,
+        socket_timeout=_SOCKET_TIMEOUT_S,
+        socket_keepalive=True,
+        health_check_interval=25,
+        max_connections=4096,
+    )
+
+
+def check(client: Client, url: BrokerUrl) -> None:
+    """Prove that the server answers, takes the password and does not evict.
+
+    Raises BrokerUnreachableError or BrokerError.
+    """
+    try:
+        memory = client.info("memory")
+    except redis.exceptions.RedisError as error:
+        raise translate(error, url) from error
+    policy = str(memory.get("maxmemory_policy", "noeviction"))
+    if int(memory.get("maxmemory", 0)) > 0 and policy != "noeviction":
+        raise BrokerError(
+            f"Redis at {url} evicts keys when it is full (maxmemory-policy {policy}), which would drop queued "
+            "prompts in silence; run: redis-cli CONFIG SET maxmemory-policy noeviction."
+        )
+
+
+def translate(error: Exception, url: BrokerUrl) -> BrokerError:
+    """Return the one-sentence error for what a Redis client raised."""
+    if isinstance(error, redis.exceptions.AuthenticationError):
+        return BrokerUnreachableError(
+            f"Redis at {url} refuses the user or password; check MILL_REDIS_URL or MILL_REDIS_PASSWORD."
+        )
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return BrokerFullError(
+            f"Redis at {url} is full (maxmemory reached); give it more memory or lower MILL_MAX_PENDING, then run "
+            "the same command again."
+        )
+    if isinstance(error, redis.exceptions.ReadOnlyError):
+        return BrokerError(f"Redis at {url} is read-only (a replica?); point MILL_REDIS_URL at the primary.")
+    if isinstance(error, (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)):
+        return BrokerUnreachableError(
+            f"Redis at {url} cannot be reached; start it (producer up starts one) or set MILL_REDIS_URL."
+        )
+    return BrokerError(f"Redis at {url} refused a command: {error}.")
+
+
+def text(value: EncodableT | None) -> str:
+    """Return a reply as text."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")

@@ -1,0 +1,105 @@
+"""The Celery app, so that `celery -A app worker|flower|inspect` just works; tasks are loaded by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import resources
+
+import kombu
+from celery import Celery
+
+from app import broker, settings
+from app.errors import MillError
+from app.places import queue_name
+from app.queue import task_id
+
+TASK = "generate"
+"""The name of the task that turns a ticket into a durable record."""
+LEASE_SHARE = 0.75
+"""Share of MILL_LEASE_S after which an unrefreshed delivery is taken back; the rest is for noticing it."""
+_PUBLISH_BATCH = 500
+
+
+def make_app() -> Celery:
+    """Build the app from the settings; nothing connects before it is used.
+
+    Raises SettingError.
+    """
+    at, store = settings.load(settings.BrokerSettings), settings.load(settings.StoreSettings)
+    lease_s = settings.load(settings.WorkerSettings).lease_s
+    url = broker.resolve(at, store)
+    made = Celery("promptmill", broker=url.celery, include=["workers.tasks"], set_as_current=True)
+    made.conf.update(
+        broker_connection_retry=True,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,  # the default gives up after 100 tries
+        broker_channel_error_retry=True,  # a Redis that is full or read-only for a while is waited for
+        broker_transport_options={
+            "global_keyprefix": at.key_prefix,
+            "visibility_timeout": lease_s * LEASE_SHARE,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 5,
+            "unacked_mutex_expire": 10,  # seconds; the default of 300 lets a killed sweeper block everybody
+            "queue_order_strategy": "round_robin",
+            "priority_steps": [0],
+            # With the default of 10, acks that end together fail, which is only logged (see docs/design/lease.md).
+            "max_connections": 65536,
+            "socket_keepalive": True,
+            "socket_connect_timeout": 5,
+            "socket_timeout": 60,
+            "health_check_interval": 25,
+        },
+        task_acks_late=True,
+        task_acks_on_failure_or_timeout=True,
+        task_ignore_result=True,
+        task_store_errors_even_if_ignored=False,
+        task_default_queue="mill",
+        task_default_exchange="mill",
+        task_default_routing_key="mill",
+        task_serializer="json",
+        accept_content=["json"],
+        worker_pool="threads",
+        worker_prefetch_multiplier=1,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+        worker_send_task_events=True,
+        worker_hijack_root_logger=True,
+        worker_enable_remote_control=True,
+    )
+    settings.set_default_variable("FLOWER_CONF", str(resources.files("app").joinpath("dashboard/flowerconfig.py")))
+    return made
+
+
+def publish(app: Celery, dataset: str, ids: Sequence[str]) -> None:
+    """Put one ticket per id on the dataset's queue, in bulk."""
+    queue = celery_queue(dataset)
+    with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=_PUBLISH_BATCH):
+        for sample_id in ids:
+            app.send_task(
+                TASK,
+                args=(dataset, sample_id),
+                task_id=task_id(dataset, sample_id),
+                queue=queue,
+                producer=producer,
+                argsrepr=f"{dataset} {sample_id}",
+                kwargsrepr="",
+                ignore_result=True,
+                retry=False,
+            )
+
+
+def celery_queue(dataset: str) -> kombu.Queue:
+    """Return the dataset's Celery queue."""
+    name = queue_name(dataset)
+    return kombu.Queue(name, exchange=name, routing_key=name)
+
+
+def _app_or_exit() -> Celery:
+    try:
+        return make_app()
+    except MillError as error:  # `celery -A app ...` would show it as a traceback
+        sys.stderr.write(f"promptmill: {error}\n")
+        raise SystemExit(error.exit_code) from None
+
+
+app = _app_or_exit()

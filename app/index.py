@@ -1,0 +1,301 @@
+"""The SQLite index of a dataset folder: id -> kind, place and tokens; a cache that can be deleted at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from app.errors import UnwritableError
+from app.records import Kind
+
+INDEX_VERSION = 1
+"""Raised with the schema; an index of another version is rebuilt."""
+CHUNK = 500
+"""Ids per SQL statement."""
+
+_RANK = {Kind.REFUSED: 0, Kind.PENDING: 0, Kind.FAILED: 1, Kind.REJECTED: 2, Kind.ACCEPTED: 3}
+_CODE = {kind: code for code, kind in enumerate(Kind)}
+_KIND = dict(enumerate(Kind))
+_COLUMNS = "id, kind, reason, round, offset, length, tokens"
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    id TEXT PRIMARY KEY, kind INTEGER NOT NULL, reason TEXT NOT NULL, round INTEGER NOT NULL,
+    offset INTEGER NOT NULL, length INTEGER NOT NULL, tokens INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS tallies (
+    kind INTEGER NOT NULL, reason TEXT NOT NULL, n INTEGER NOT NULL, tokens INTEGER NOT NULL,
+    PRIMARY KEY (kind, reason)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS files (
+    kind INTEGER PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
+    tail BLOB NOT NULL, duplicates INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS bad_lines (
+    kind INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL, PRIMARY KEY (kind, offset)) WITHOUT ROWID;
+"""
+
+
+class Entry(NamedTuple):
+    """What the index knows of an id."""
+
+    kind: Kind
+    reason: str
+    """Why it was refused, rejected or failed; empty otherwise."""
+    round: int
+    """The newest round that is on disk."""
+    offset: int
+    length: int
+    tokens: int
+    """Completion tokens; 0 where unknown."""
+
+
+class FileState(NamedTuple):
+    """A file as it was when it was last indexed."""
+
+    size: int = 0
+    mtime_ns: int = 0
+    inode: int = 0
+    tail: bytes = b""
+    """The last bytes before `size`: what a file that only grew still holds there."""
+
+
+class Tally(NamedTuple):
+    """Samples of one kind, and their completion tokens."""
+
+    n: int = 0
+    tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Totals:
+    """How many ids are of which kind."""
+
+    by_kind: Mapping[Kind, Tally]
+    by_reason: Mapping[tuple[Kind, str], int]
+
+    def count(self, kind: Kind) -> int:
+        """Return the number of ids of `kind`."""
+        return self.by_kind.get(kind, Tally()).n
+
+    @property
+    def samples(self) -> int:
+        """Ids that enqueue took or that are recorded."""
+        return sum(tally.n for kind, tally in self.by_kind.items() if kind is not Kind.REFUSED)
+
+    @property
+    def recorded(self) -> int:
+        """Ids that are accepted, rejected or failed."""
+        return self.samples - self.count(Kind.PENDING)
+
+
+class Index:
+    """One index file; reads are safe from any thread, writes only under the dataset folder's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reading = threading.Lock()
+        self._reader = _Connection(path)
+        self._writer = _Connection(path)
+
+    def close(self) -> None:
+        """Close both connections."""
+        with self._reading:
+            self._reader.close()
+        self._writer.close()
+
+    def forget(self) -> None:
+        """Delete the index file; the JSONL files hold everything."""
+        self.close()
+        _unlink(self.path)
+
+    # Reading
+
+    def look_up(self, ids: Iterable[str]) -> dict[str, Entry]:
+        """Return the entries of those ids that have one."""
+        wanted = list(ids)
+        with self._reading:
+            return _select(self._reader.get(), wanted)
+
+    def totals(self) -> Totals:
+        """Return the counts by kind and by reason."""
+        by_kind: dict[Kind, Tally] = {}
+        by_reason: dict[tuple[Kind, str], int] = {}
+        for code, reason, n, tokens in self._fetch("SELECT kind, reason, n, tokens FROM tallies WHERE n > 0"):
+            kind = _KIND[code]
+            before = by_kind.get(kind, Tally())
+            by_kind[kind] = Tally(before.n + n, before.tokens + tokens)
+            if reason:
+                by_reason[kind, reason] = n
+        return Totals(by_kind, by_reason)
+
+    def entries(self, *kinds: Kind) -> Iterator[tuple[str, Entry]]:
+        """Yield the entries of those kinds (of all without one) in id order, in bounded memory."""
+        codes = ",".join(str(_CODE[kind]) for kind in kinds or tuple(Kind))
+        query = f"SELECT {_COLUMNS} FROM entries WHERE id > ? AND kind IN ({codes}) ORDER BY id LIMIT 1000"  # noqa: S608 integers
+        last = ""
+        while rows := self._fetch(query, last):
+            for row in rows:
+                yield row[0], _entry(row)
+            last = rows[-1][0]
+
+    def bad_lines(self) -> list[tuple[Kind, int, int]]:
+        """Return kind, offset and length of each whole line that is not a record."""
+        rows = self._fetch("SELECT kind, offset, length FROM bad_lines ORDER BY kind, offset")
+        return [(_KIND[code], offset, length) for code, offset, length in rows]
+
+    def duplicates(self) -> int:
+        """Return how many accepted lines repeat an id that an earlier line has."""
+        rows = self._fetch("SELECT duplicates FROM files WHERE kind = ?", _CODE[Kind.ACCEPTED])
+        return int(rows[0][0]) if rows else 0
+
+    def files(self) -> dict[Kind, FileState]:
+        """Return each file as it was when it was last indexed."""
+        rows = self._fetch("SELECT kind, size, mtime_ns, inode, tail FROM files")
+        return {_KIND[row[0]]: FileState(*row[1:]) for row in rows}
+
+    def _fetch(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._reading:
+            return self._reader.get().execute(query, values).fetchall()
+
+    # Writing
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[IndexTransaction]:
+        """Change the index all at once."""
+        connection = self._writer.get()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield IndexTransaction(connection)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+
+
+class IndexTransaction:
+    """Changes that become visible together."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for table in ("entries", "tallies", "files", "bad_lines"):
+            self._connection.execute(f"DELETE FROM {table}")  # noqa: S608 constants
+
+    def merge(self, rows: Sequence[tuple[str, Entry]]) -> int:
+        """Take lines in, in file order; return how many repeat an accepted id."""
+        before = _select(self._connection, [row[0] for row in rows])
+        after, duplicates = dict(before), 0
+        for id_, entry in rows:
+            old = after.get(id_)
+            duplicates += bool(old and old.kind is Kind.ACCEPTED and entry.kind is Kind.ACCEPTED)
+            after[id_] = merged(old, entry)
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [(id_, _CODE[entry.kind], *entry[1:]) for id_, entry in after.items() if before.get(id_) != entry],
+        )
+        self._tally(before.values(), after.values())
+        return duplicates
+
+    def _tally(self, before: Iterable[Entry], after: Iterable[Entry]) -> None:
+        changes: dict[tuple[int, str], list[int]] = {}
+        for sign, entries in ((-1, before), (1, after)):
+            for entry in entries:
+                change = changes.setdefault((_CODE[entry.kind], entry.reason), [0, 0])
+                change[0] += sign
+                change[1] += sign * entry.tokens
+        self._connection.executemany(
+            "INSERT INTO tallies VALUES (?, ?, ?, ?) ON CONFLICT (kind, reason) DO UPDATE SET n = n + excluded.n, "
+            "tokens = tokens + excluded.tokens",
+            [(*key, *change) for key, change in changes.items() if change != [0, 0]],
+        )
+
+    def add_bad_line(self, kind: Kind, offset: int, length: int) -> None:
+        """Note a whole line that is not a record."""
+        self._connection.execute("INSERT OR REPLACE INTO bad_lines VALUES (?, ?, ?)", (_CODE[kind], offset, length))
+
+    def set_file(self, kind: Kind, state: FileState, *, duplicates: int) -> None:
+        """Remember how a file looks now, and count duplicates found since."""
+        self._connection.execute(
+            "INSERT INTO files VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind) DO UPDATE SET size = excluded.size, "
+            "mtime_ns = excluded.mtime_ns, inode = excluded.inode, tail = excluded.tail, "
+            "duplicates = duplicates + excluded.duplicates",
+            (_CODE[kind], *state, duplicates),
+        )
+
+
+class _Connection:
+    """A connection that notices when the index file was deleted or replaced."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection: sqlite3.Connection | None = None
+        self._inode = 0
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def get(self) -> sqlite3.Connection:
+        try:
+            inode = self._path.stat().st_ino
+        except FileNotFoundError:
+            inode = 0
+        if self._connection is None or inode != self._inode:
+            self.close()
+            if not inode:
+                _unlink(self._path)  # a write-ahead log that outlived its file would be replayed into the new one
+            self._connection = _connect(self._path)
+            self._inode = self._path.stat().st_ino
+        return self._connection
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version not in {0, INDEX_VERSION}:
+            connection.close()
+            raise sqlite3.DatabaseError(f"it has version {version}, this promptmill writes {INDEX_VERSION}")
+        if version == 0:
+            connection.executescript(_SCHEMA)
+            connection.execute(f"PRAGMA user_version = {INDEX_VERSION}")
+    except sqlite3.OperationalError as error:
+        raise UnwritableError(f"{path} cannot be used: {error}; check the folder's rights.") from error
+    return connection
+
+
+def _unlink(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    return Entry(_KIND[row[1]], *row[2:])
+
+
+def _select(connection: sqlite3.Connection, ids: Sequence[str]) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for begin in range(0, len(ids), CHUNK):
+        chunk = ids[begin : begin + CHUNK]
+        query = f"SELECT {_COLUMNS} FROM entries WHERE id IN ({','.join('?' * len(chunk))})"  # noqa: S608 marks only
+        found.update((row[0], _entry(row)) for row in connection.execute(query, chunk))
+    return found
+
+
+def merged(old: Entry | None, new: Entry) -> Entry:
+    """Return what an id is after one more line: the higher kind wins, of equals the later, of accepted the first.
+
+    The order in which the files are read makes no difference, so a rebuilt index equals a grown one.
+    """
+    if old is None:
+        return new
+    wins = _RANK[new.kind] > _RANK[old.kind] or (new.kind is old.kind and new.kind is not Kind.ACCEPTED)
+    return (new if wins else old)._replace(round=max(old.round, new.round))

@@ -1,0 +1,328 @@
+"""A dataset folder's memory: the JSONL files are the truth, `index.sqlite` is their rebuildable index."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self, TypeVar
+
+import msgspec
+
+from app import jsonl
+from app.errors import DiskFullError, StoreError, UnwritableError
+from app.index import CHUNK, Entry, FileState, Index, IndexTransaction, Totals
+from app.places import DatasetFolder
+from app.records import Kind
+
+_TAIL_BYTES = 256
+_Result = TypeVar("_Result")
+
+
+class Pen(NamedTuple):
+    """One line to be written."""
+
+    kind: Kind
+    id: str
+    line: bytes
+    r"""The encoded line, `\n` included."""
+    reason: str = ""
+    round: int = 0
+    tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Committed:
+    """What became of a group of lines."""
+
+    new: list[bool]
+    """Whether each line was written; False for one whose id was recorded already."""
+    mended: list[jsonl.Mending]
+
+
+@dataclasses.dataclass(frozen=True)
+class BadLine:
+    """A whole line that is not a record."""
+
+    path: Path
+    offset: int
+    length: int
+
+
+class _UsageHead(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Head(msgspec.Struct):
+    """The fields that the index takes from a line of any of the files."""
+
+    id: str
+    round: int = 0
+    reason: str | None = None
+    usage: _UsageHead | None = None
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+class Ledger:
+    """One dataset folder, opened for reading and appending by any number of threads, processes and hosts.
+
+    Every change happens under the folder's lock (flock); reads of the index need none.
+    """
+
+    def __init__(self, folder: DatasetFolder) -> None:
+        self.folder = folder
+        self._index = Index(folder.index)
+
+    @classmethod
+    def open(cls, folder: DatasetFolder) -> Self:
+        """Open the folder, creating it where it does not exist, and prove that it can be written.
+
+        Raises UnwritableError or DiskFullError.
+        """
+        ledger = cls(folder)
+        with jsonl.translated(folder.path):
+            folder.path.mkdir(parents=True, exist_ok=True)
+        ledger.check_writable()
+        return ledger
+
+    def close(self) -> None:
+        """Close the index."""
+        self._index.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def check_writable(self, *, min_free_bytes: int = 0) -> None:
+        """Prove that every file of the folder can be appended to.
+
+        Raises UnwritableError, or DiskFullError when less than `min_free_bytes` are free.
+        """
+        probe = self.folder.path / f".probe-{os.getpid()}-{threading.get_ident()}"
+        with jsonl.translated(self.folder.path):
+            probe.write_bytes(b"ok\n")
+            probe.unlink()
+            disk = os.statvfs(self.folder.path)
+        free = disk.f_bavail * disk.f_frsize
+        if free < min_free_bytes:
+            raise DiskFullError(
+                f"{self.folder.path} has {free // 2**20} MiB free, and at least {min_free_bytes // 2**20} MiB are "
+                "needed; free some space first."
+            )
+        for path in [*map(self.folder.lines, Kind), self.folder.torn, self.folder.index, self.folder.manifest]:
+            if path.is_symlink() and not path.exists():
+                raise UnwritableError(f"{path} is a link to nothing; remove the link or create its target.")
+            if path.exists() and not (path.is_file() and _can_append(path)):
+                raise UnwritableError(f"{path} is not a file that can be written; check it and its rights.")
+
+    # Reading
+
+    def look_up(self, ids: Iterable[str]) -> dict[str, Entry]:
+        """Return what is known of those ids; unknown ids are left out."""
+        wanted = list(ids)
+        return self._reading(lambda: self._index.look_up(wanted))
+
+    def totals(self) -> Totals:
+        """Return the counts by kind and by reason."""
+        return self._reading(self._index.totals)
+
+    def entries(self, *kinds: Kind) -> Iterator[tuple[str, Entry]]:
+        """Yield the ids of those kinds (of all without one) in id order, in bounded memory."""
+        return self._index.entries(*kinds)
+
+    def bad_lines(self) -> list[BadLine]:
+        """Return the whole lines that are not records."""
+        rows = self._reading(self._index.bad_lines)
+        return [BadLine(self.folder.lines(kind), offset, length) for kind, offset, length in rows]
+
+    def duplicates(self) -> int:
+        """Return how many accepted lines repeat an id that an earlier line has."""
+        return self._reading(self._index.duplicates)
+
+    def read(self, entry: Entry) -> bytes:
+        r"""Return an entry's line without its `\n`."""
+        return jsonl.read_span(self.folder.lines(entry.kind), entry.offset, entry.length)
+
+    def _reading(self, read: Callable[[], _Result]) -> _Result:
+        try:
+            return read()
+        except sqlite3.DatabaseError:
+            self.catch_up()  # a damaged index is rebuilt there
+            return read()
+
+    # Writing
+
+    def catch_up(self) -> list[jsonl.Mending]:
+        """Index what others appended and mend torn tails; return what was mended."""
+        with self._locked():
+            return self._catch_up()
+
+    def commit(self, pens: Sequence[Pen]) -> Committed:
+        """Write lines durably, one fsync per file, and index them.
+
+        A line whose id is recorded already (or, for a retry, recorded in its round) is not written.
+        Raises StoreError when nothing, or only the lines of another file, could be written; call it again then.
+        """
+        with self._locked():
+            mended = self._catch_up()
+            known = self._index.look_up([pen.id for pen in pens])
+            new, groups = [], dict[Kind, list[Pen]]()
+            for pen in pens:
+                fresh = _is_new(known.get(pen.id), pen)
+                new.append(fresh)
+                if fresh:
+                    groups.setdefault(pen.kind, []).append(pen)
+                    known[pen.id] = Entry(pen.kind, pen.reason, pen.round, 0, 0, 0)
+            for kind, group in groups.items():
+                self._write(kind, group)
+            return Committed(new, mended)
+
+    def _write(self, kind: Kind, group: Sequence[Pen]) -> None:
+        path = self.folder.lines(kind)
+        try:
+            offset = jsonl.append(path, b"".join([pen.line for pen in group]))
+        except StoreError:
+            # The failed write was taken back, which changed the file's time but not its lines.
+            with contextlib.suppress(OSError, sqlite3.Error), self._index.transaction() as change:
+                if path.stat().st_size == self._index.files().get(kind, FileState()).size:
+                    change.set_file(kind, _state(path), duplicates=0)
+            raise
+        rows = []
+        for pen in group:
+            rows.append((pen.id, Entry(kind, pen.reason, pen.round, offset, len(pen.line) - 1, pen.tokens)))
+            offset += len(pen.line)
+        with self._index.transaction() as change:
+            change.merge(rows)
+            change.set_file(kind, _state(path), duplicates=0)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock, for files beside the lines (the manifest)."""
+        with jsonl.translated(self.folder.lock):
+            descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with jsonl.translated(self.folder.lock):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self.locked():
+            try:
+                yield
+            except sqlite3.OperationalError as error:
+                full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+                kind = DiskFullError if full else StoreError
+                raise kind(f"{self.folder.index} cannot be used: {error}; check the disk.") from error
+            except sqlite3.DatabaseError as error:
+                self._index.forget()
+                raise StoreError(
+                    f"{self.folder.index} was damaged ({error}); it is rebuilt at the next use."
+                ) from error
+
+    def _catch_up(self) -> list[jsonl.Mending]:
+        try:
+            seen = self._index.files()
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            self._index.forget()
+            seen = {}
+        mended = list[jsonl.Mending]()
+        for kind in Kind:
+            path, before = self.folder.lines(kind), seen.get(kind, FileState())
+            try:
+                now = path.stat()
+            except FileNotFoundError:
+                if kind in seen:
+                    return self._rebuild()
+                continue
+            if (before.size, before.mtime_ns, before.inode) == (now.st_size, now.st_mtime_ns, now.st_ino):
+                continue
+            if before.size and (before.size >= now.st_size or _tail(path, before.size) != before.tail):
+                # Cut, edited or replaced by hand: nothing that the index says of it can be trusted.
+                return self._rebuild()
+            with self._index.transaction() as change:
+                mended += self._index_from(change, kind, before.size)
+        return mended
+
+    def _rebuild(self) -> list[jsonl.Mending]:
+        mended = list[jsonl.Mending]()
+        with self._index.transaction() as change:
+            change.clear()
+            for kind in Kind:
+                if self.folder.lines(kind).exists():
+                    mended += self._index_from(change, kind, 0)
+        return mended
+
+    def _index_from(self, change: IndexTransaction, kind: Kind, start: int) -> list[jsonl.Mending]:
+        """Index the lines of one file from byte `start` on, mending its tail."""
+        path, mended = self.folder.lines(kind), list[jsonl.Mending]()
+        rows, duplicates = list[tuple[str, Entry]](), 0
+        for line in jsonl.read_lines(path, start):
+            data = line.data
+            if not line.whole:
+                mended.append(jsonl.mend_tail(path, self.folder.torn, line, is_record=is_record))
+                data = data.rstrip(b"\0")
+                if mended[-1].cut:
+                    break
+            try:
+                head = _decode_head(data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                change.add_bad_line(kind, line.offset, len(data))
+                continue
+            tokens = (head.usage.completion_tokens or 0) if head.usage else 0
+            rows.append((head.id, Entry(kind, head.reason or "", head.round, line.offset, len(data), tokens)))
+            if len(rows) >= 10 * CHUNK:
+                duplicates += change.merge(rows)
+                rows.clear()
+        duplicates += change.merge(rows)
+        change.set_file(kind, _state(path), duplicates=duplicates)
+        return mended
+
+
+def is_record(data: bytes) -> bool:
+    """Tell whether a line's bytes are a whole record of any of the files."""
+    try:
+        _decode_head(data)
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _is_new(old: Entry | None, pen: Pen) -> bool:
+    if old is None:
+        return True
+    if old.kind is Kind.ACCEPTED or pen.kind in {Kind.PENDING, Kind.REFUSED}:
+        return False
+    return old.kind is Kind.PENDING or pen.round > old.round
+
+
+def _can_append(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _state(path: Path) -> FileState:
+    now = path.stat()
+    return FileState(now.st_size, now.st_mtime_ns, now.st_ino, _tail(path, now.st_size))
+
+
+def _tail(path: Path, size: int) -> bytes:
+    begin = max(0, size - _TAIL_BYTES)
+    return jsonl.read_span(path, begin, size - begin)

@@ -1,0 +1,122 @@
+"""`manifest.json`: where a dataset's prompts came from, and every setting that changes what a record holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from app import jsonl, settings
+from app.errors import ManifestMismatchError, StoreError
+from app.ledger import Ledger
+from app.settings import GenerationSettings
+
+SCHEMA_VERSION = 1
+
+
+class SourceEntry(msgspec.Struct, kw_only=True):
+    """One input as it was last read."""
+
+    source: str
+    adapter: str
+    first_at: float
+    """Unix seconds."""
+    last_at: float
+    read: int = 0
+    """Rows read by the newest pass."""
+    refused: int = 0
+    complete: bool = False
+    """Whether the newest pass reached the input's end."""
+
+
+class SettingsEntry(msgspec.Struct, kw_only=True):
+    """One set of generation settings that records of this dataset were made with."""
+
+    fingerprint: str
+    since: float
+    content: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, kw_only=True):
+    """The whole file."""
+
+    dataset: str
+    created_at: float
+    settings: list[SettingsEntry] = []
+    """Oldest first; the last one is current."""
+    sources: list[SourceEntry] = []
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def current(self) -> SettingsEntry | None:
+        """The settings that new samples get."""
+        return self.settings[-1] if self.settings else None
+
+
+_decode = msgspec.json.Decoder(Manifest).decode
+
+
+def read(ledger: Ledger) -> Manifest | None:
+    """Return the dataset's manifest; None where there is none yet.
+
+    Raises StoreError when the file cannot be understood.
+    """
+    path = ledger.folder.manifest
+    try:
+        return _decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"{path} cannot be understood ({error}); restore it, or move it away to start a new one."
+        raise StoreError(message) from error
+    except OSError as error:
+        raise jsonl.translate(error, path) from error
+
+
+def fix_settings(
+    ledger: Ledger, dataset: str, wanted: GenerationSettings, extra: Mapping[str, Any], *, new: bool
+) -> SettingsEntry:
+    """Write the settings into the manifest, or prove that they are those already there.
+
+    `extra` holds content-changing choices that are no generation settings (such as samples per prompt).
+    `new` is the explicit way on to other settings.
+    Raises ManifestMismatchError naming each field that differs.
+    """
+    content = {**wanted.content(), **extra}
+    with ledger.locked():
+        manifest = read(ledger) or Manifest(dataset=dataset, created_at=time.time())
+        if manifest.dataset != dataset:
+            raise StoreError(f"{ledger.folder.manifest} belongs to the dataset {manifest.dataset!r}, not {dataset!r}.")
+        current = manifest.current
+        if current is not None and current.content == content:
+            return current
+        if current is not None and not new:
+            differences = "; ".join(settings.compare(current.content, content))
+            raise ManifestMismatchError(
+                f"The dataset {dataset!r} was started with other settings ({differences}); use the same ones, another "
+                "--dataset, or --new-settings to go on with these for new samples."
+            )
+        entry = SettingsEntry(fingerprint=settings.fingerprint(content), since=time.time(), content=content)
+        manifest.settings.append(entry)
+        _write(ledger, manifest)
+        return entry
+
+
+def note_source(ledger: Ledger, dataset: str, entry: SourceEntry) -> None:
+    """Write what a pass over an input found; a later pass over the same input replaces it."""
+    with ledger.locked():
+        manifest = read(ledger) or Manifest(dataset=dataset, created_at=time.time())
+        for place, before in enumerate(manifest.sources):
+            if before.source == entry.source:
+                entry.first_at = before.first_at
+                manifest.sources[place] = entry
+                break
+        else:
+            manifest.sources.append(entry)
+        _write(ledger, manifest)
+
+
+def _write(ledger: Ledger, manifest: Manifest) -> None:
+    jsonl.replace_file(ledger.folder.manifest, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")

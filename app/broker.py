@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 SCHEMES = ("redis", "rediss", "redis+socket", "unix")
 _CONNECT_TIMEOUT_S = 5
 _SOCKET_TIMEOUT_S = 60
+_UNREADABLE = (
+    "MILL_REDIS_URL cannot be used: host, port or database cannot be read; percent-encode special characters "
+    "in the password (# is %23, / is %2F, [ is %5B, @ is %40), or put it into MILL_REDIS_PASSWORD."
+)
 _ACCEPTED = "accepted are redis://HOST:PORT/DB, rediss://..., unix:///PATH and redis+socket:///PATH"
 
 Client = redis.Redis
@@ -80,49 +84,46 @@ def parse(text: str, *, password: str | None = None) -> BrokerUrl:
 
     Raises SettingError, which never quotes a part of the password.
     """
-    scheme = text.partition("://")[0]
-    if scheme not in SCHEMES or "://" not in text:
+    scheme, separator, _rest = text.partition("://")
+    if scheme not in SCHEMES or not separator:
         raise SettingError(f"MILL_REDIS_URL cannot be used: its scheme is not known; {_ACCEPTED}.")
-    if scheme in {"unix", "redis+socket"}:
-        return _parse_socket(text, password)
     try:
-        parts = urllib.parse.urlsplit(text)
-        host, port = parts.hostname or "localhost", parts.port or 6379
-        if parts.fragment:
-            raise ValueError("fragment")  # noqa: TRY301 the same sentence serves all
-        database = int(parts.path.strip("/") or 0)
-    except ValueError as error:
+        return (_parse_socket if scheme in {"unix", "redis+socket"} else _parse_network)(text, password)
+    except ValueError:
         # The parser's own message quotes what it takes for a port, which may be a piece of the password.
-        message = (
-            "MILL_REDIS_URL cannot be used: host, port or database cannot be read; percent-encode special characters "
-            "in the password (# is %23, / is %2F, [ is %5B, @ is %40), or put it into MILL_REDIS_PASSWORD."
-        )
-        raise SettingError(message) from error.__cause__
-    user = parts.username or ""
-    secret = parts.password if parts.password is not None else urllib.parse.quote(password or "", safe="")
-    login = f"{user}:{secret}@" if secret else (f"{user}@" if user else "")
-    query = parts.query
-    if scheme == "rediss" and "ssl_cert_reqs" not in query:
-        query = f"{query}&ssl_cert_reqs=required".lstrip("&")
+        raise SettingError(_UNREADABLE) from None
+
+
+def _parse_network(text: str, password: str | None) -> BrokerUrl:
+    parts = urllib.parse.urlsplit(text)
+    if parts.fragment or "@" in parts.path + parts.query:
+        raise ValueError("the password cut the URL in two")
+    host, port = parts.hostname or "localhost", parts.port or 6379
+    options = dict(urllib.parse.parse_qsl(parts.query))
+    database = _database(options.pop("db", "") or parts.path.strip("/"))
+    if not all(name.startswith("ssl_") for name in options):  # kombu takes no others
+        raise SettingError("MILL_REDIS_URL cannot be used: its options may only be db and those that begin with ssl_.")
+    if parts.scheme == "rediss":
+        options.setdefault("ssl_cert_reqs", "required")
     shown_host = f"[{host}]" if ":" in host else host
     plain = f"{shown_host}:{port}/{database}"
-    suffix = f"?{query}" if query else ""
-    url = f"{scheme}://{login}{plain}{suffix}"
-    return BrokerUrl(client=url, celery=url, shown=f"{scheme}://{plain}")
+    suffix = f"?{urllib.parse.urlencode(options)}" if options else ""
+    url = f"{parts.scheme}://{_login(parts.username, parts.password, password)}{plain}{suffix}"
+    return BrokerUrl(client=url, celery=url, shown=f"{parts.scheme}://{plain}")
 
 
 def _parse_socket(text: str, password: str | None) -> BrokerUrl:
     rest = text.partition("://")[2]
-    login, _, path = rest.rpartition("@")
+    login, _, path = ("", "", rest) if rest.startswith("/") else rest.rpartition("@")
     path, _, query = path.partition("?")
     if not path.startswith("/"):
         raise SettingError(
             "MILL_REDIS_URL cannot be used: a socket's path begins with /, as in unix:///run/redis.sock."
         )
-    values = dict(urllib.parse.parse_qsl(query))
-    database = values.get("db") or values.get("virtual_host") or "0"
-    secret = login.partition(":")[2] or urllib.parse.quote(password or "", safe="")
-    login = f"{login.partition(':')[0]}:{secret}@" if secret else ""
+    options = dict(urllib.parse.parse_qsl(query))
+    database = _database(options.get("db") or options.get("virtual_host") or "")
+    user, _, secret = login.partition(":")
+    login = _login(user, secret, password)
     return BrokerUrl(
         client=f"unix://{login}{path}?db={database}",
         celery=f"redis+socket://{login}{path}?virtual_host={database}",
@@ -130,16 +131,36 @@ def _parse_socket(text: str, password: str | None) -> BrokerUrl:
     )
 
 
+def _login(user: str | None, secret: str | None, password: str | None) -> str:
+    """Return `user:password@` in the one encoding that both libraries decode alike; `secret` wins over `password`."""
+    name = urllib.parse.quote(urllib.parse.unquote(user or ""), safe="")
+    word = urllib.parse.quote(urllib.parse.unquote(secret) if secret else password or "", safe="")
+    if word:
+        return f"{name}:{word}@"
+    return f"{name}@" if name else ""
+
+
+def _database(text: str) -> int:
+    number = int(text or 0)
+    if number < 0:
+        raise ValueError("negative")
+    return number
+
+
 def connect(url: BrokerUrl) -> Client:
-    """Return a client that survives dropped connections; it connects at the first command."""
-    return redis.Redis.from_url(
+    """Return a client that survives dropped connections; it connects at the first command.
+
+    Its connections are shared by any number of threads: the thirty-third waits for one to come free.
+    """
+    pool = redis.BlockingConnectionPool.from_url(
         url.client,
         socket_connect_timeout=_CONNECT_TIMEOUT_S,
         socket_timeout=_SOCKET_TIMEOUT_S,
-        socket_keepalive=True,
         health_check_interval=25,
-        max_connections=4096,
+        max_connections=32,
+        timeout=_SOCKET_TIMEOUT_S,
     )
+    return redis.Redis(connection_pool=pool)
 
 
 def check(client: Client, url: BrokerUrl) -> None:

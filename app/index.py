@@ -18,7 +18,7 @@ INDEX_VERSION = 1
 CHUNK = 500
 """Ids per SQL statement."""
 
-_RANK = {Kind.REFUSED: 0, Kind.PENDING: 0, Kind.FAILED: 1, Kind.REJECTED: 2, Kind.ACCEPTED: 3}
+_RANK = {Kind.REFUSED: 0, Kind.PENDING: 1, Kind.FAILED: 2, Kind.REJECTED: 3, Kind.ACCEPTED: 4}
 _CODE = {kind: code for code, kind in enumerate(Kind)}
 _KIND = dict(enumerate(Kind))
 _COLUMNS = "id, kind, reason, round, offset, length, tokens"
@@ -131,15 +131,11 @@ class Index:
                 by_reason[kind, reason] = n
         return Totals(by_kind, by_reason)
 
-    def entries(self, *kinds: Kind) -> Iterator[tuple[str, Entry]]:
-        """Yield the entries of those kinds (of all without one) in id order, in bounded memory."""
+    def page(self, after: str, *kinds: Kind) -> list[tuple[str, Entry]]:
+        """Return at most 1,000 entries of those kinds (of all without one) in id order, from behind `after` on."""
         codes = ",".join(str(_CODE[kind]) for kind in kinds or tuple(Kind))
         query = f"SELECT {_COLUMNS} FROM entries WHERE id > ? AND kind IN ({codes}) ORDER BY id LIMIT 1000"  # noqa: S608 integers
-        last = ""
-        while rows := self._fetch(query, last):
-            for row in rows:
-                yield row[0], _entry(row)
-            last = rows[-1][0]
+        return [(row[0], _entry(row)) for row in self._fetch(query, after)]
 
     def bad_lines(self) -> list[tuple[Kind, int, int]]:
         """Return kind, offset and length of each whole line that is not a record."""

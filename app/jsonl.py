@@ -18,7 +18,18 @@ from app.errors import DiskFullError, StoreError, UnwritableError
 _BLOCK = 4 * 1024 * 1024
 _FILE_MODE = 0o644
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_NO_RIGHTS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENOENT})
+_NO_RIGHTS = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
 _PREVIEW_CHARS = 120
 
 

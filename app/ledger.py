@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import functools
 import os
 import sqlite3
 import threading
@@ -137,7 +138,10 @@ class Ledger:
 
     def entries(self, *kinds: Kind) -> Iterator[tuple[str, Entry]]:
         """Yield the ids of those kinds (of all without one) in id order, in bounded memory."""
-        return self._index.entries(*kinds)
+        last = ""
+        while page := self._reading(functools.partial(self._index.page, last, *kinds)):
+            yield from page
+            last = page[-1][0]
 
     def bad_lines(self) -> list[BadLine]:
         """Return the whole lines that are not records."""
@@ -155,8 +159,11 @@ class Ledger:
     def _reading(self, read: Callable[[], _Result]) -> _Result:
         try:
             return read()
-        except sqlite3.DatabaseError:
-            self.catch_up()  # a damaged index is rebuilt there
+        except sqlite3.DatabaseError as error:
+            with self._locked():
+                if not isinstance(error, sqlite3.OperationalError):
+                    self._index.forget()  # it is damaged
+                self._catch_up()
             return read()
 
     # Writing
@@ -250,7 +257,8 @@ class Ledger:
                 continue
             if (before.size, before.mtime_ns, before.inode) == (now.st_size, now.st_mtime_ns, now.st_ino):
                 continue
-            if before.size and (before.size >= now.st_size or _tail(path, before.size) != before.tail):
+            grown = before.inode == now.st_ino and before.size < now.st_size
+            if before.size and not (grown and _tail(path, before.size) == before.tail):
                 # Cut, edited or replaced by hand: nothing that the index says of it can be trusted.
                 return self._rebuild()
             with self._index.transaction() as change:

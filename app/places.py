@@ -139,6 +139,7 @@ class Keys:
     <p>workers                 set     owners that have sent a heartbeat
     <p>permits:<endpoint>      hash    owner -> "held|wanted|expiry" of requests in flight
     <p>limit:<endpoint>        string  the bound on requests in flight, if set by hand
+    <p>endpoints               set     names of the endpoints that workers have used
     <p>endpoint:<endpoint>     hash    state, since, reason, url: the shared breaker
     <p>probe:<endpoint>        string  the worker whose turn it is to probe; expires
     <p>turn:<name>             string  who does a periodic duty (sweep, progress); expires
@@ -208,6 +209,11 @@ class Keys:
         """The bound set by hand."""
         return f"{self.prefix}limit:{endpoint}"
 
+    @property
+    def endpoints(self) -> str:
+        """Set: names of the endpoints that workers have used."""
+        return f"{self.prefix}endpoints"
+
     def endpoint(self, endpoint: str) -> str:
         """The shared breaker."""
         return f"{self.prefix}endpoint:{endpoint}"
@@ -230,7 +236,14 @@ def queue_name(dataset: str) -> str:
     return f"mill.{folder_name(dataset)}"
 
 
+def public_url(url: str) -> str:
+    """Return a URL without user and password."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
 def endpoint_name(url: str) -> str:
     """Return a short stable name for an endpoint's base URL, for Redis keys and logs; it holds no credentials."""
-    host = url.split("://", 1)[-1].rsplit("@", 1)[-1]
+    host = public_url(url).partition("://")[2]
     return f"{filename_safe(host)[:40]}-{hashlib.sha256(url.encode()).hexdigest()[:6]}"

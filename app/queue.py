@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, cast
 
 import msgspec
+import redis.client
 
 from app.broker import Client, text
 from app.places import Keys, folder_name, queue_name
@@ -153,15 +154,25 @@ class Queue:
         tally = Counter(f"{second}:{item.kind}" for item in items)
         tally[f"{second}:tokens"] = sum(item.tokens for item in items if item.kind is Kind.ACCEPTED)
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.hdel(self.keys.prompts(dataset), *ids)
-            pipe.hdel(self.keys.flights(dataset), *ids)
-            pipe.hdel(self.keys.deaths(dataset), *ids)
-            pipe.srem(self.keys.again(dataset, Kind.FAILED), *ids)
-            pipe.srem(self.keys.again(dataset, Kind.REJECTED), *ids)
+            self._drop(pipe, dataset, ids)
             for field, amount in tally.items():
                 if amount:
                     pipe.hincrby(self.keys.rates(dataset), field, amount)
             pipe.execute()
+
+    def forget(self, dataset: str, ids: Sequence[str]) -> None:
+        """Drop the payloads of samples that turned out to be recorded already."""
+        if not ids:
+            return
+        with self.client.pipeline(transaction=False) as pipe:
+            self._drop(pipe, dataset, ids)
+            pipe.execute()
+
+    def _drop(self, pipe: redis.client.Pipeline, dataset: str, ids: Sequence[str]) -> None:
+        for key in (self.keys.prompts(dataset), self.keys.flights(dataset), self.keys.deaths(dataset)):
+            pipe.hdel(key, *ids)
+        for kind in (Kind.FAILED, Kind.REJECTED):
+            pipe.srem(self.keys.again(dataset, kind), *ids)
 
     # Pausing
 

@@ -29,6 +29,7 @@ _BASE = pydantic_settings.SettingsConfigDict(
     extra="ignore",
     env_ignore_empty=True,
     hide_input_in_errors=True,
+    allow_inf_nan=False,  # neither is JSON, so neither could be sent or written down
 )
 
 
@@ -211,8 +212,6 @@ def load(group: type[_Settings], **overrides: Any) -> _Settings:
         return group(**given)
     except pydantic.ValidationError as error:
         raise SettingError(_explain(error)) from error
-    except pydantic_settings.SettingsError as error:
-        raise SettingError(f"The settings could not be read: {error}; JSON settings need valid JSON.") from error
     except (OSError, ValueError) as error:
         raise SettingError(f"The settings could not be read from .env or promptmill.toml: {error}.") from error
 
@@ -221,6 +220,8 @@ def _explain(error: pydantic.ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "settings"
     message = str(first["msg"]).removeprefix("Value error, ")
+    if first["type"] == "dict_type":
+        message = 'Input should be a JSON object, such as {"key": true}'
     return f"{ENV_PREFIX}{name.upper()} cannot be used: {message[0].lower()}{message[1:]}."
 
 
@@ -245,7 +246,8 @@ def base_url(url: str) -> str:
     text = text.removesuffix("/v1").rstrip("/")
     scheme, _, rest = text.partition("://")
     if scheme not in {"http", "https"} or not rest.strip("/"):
-        raise ValueError(f"{url.strip()!r} is not an http:// or https:// URL, such as http://127.0.0.1:8000/v1")
+        shown = url.strip().rpartition("@")[2]  # what stands before it may be a password
+        raise ValueError(f"{shown!r} is not an http:// or https:// URL, such as http://127.0.0.1:8000/v1")
     return text
 
 

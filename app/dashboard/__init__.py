@@ -1,0 +1,1 @@
+"""What makes Flower show samples and failures the way people ask for them."""

@@ -1,0 +1,241 @@
+"""Takes a snapshot of a run out of Redis and the dataset folders, and keeps the progress files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis.exceptions
+
+from app import broker, jsonl, manifest
+from app.broker import BrokerUrl
+from app.errors import StoreError, UsageError
+from app.index import Entry, Index, Totals
+from app.ledger import Ledger
+from app.places import DatasetFolder, dataset_folder, folder_name
+from app.queue import Queue
+from app.reckoning import Findings, Scene, combine, count, dataset_part
+from app.records import Kind
+from app.snapshot import BrokerState, Part, Snapshot
+from app.surroundings import find_obstacle, read_endpoints, worth_saying
+
+_BATCH = 5000
+"""Lines taken into a scratch index at once."""
+_TAIL_BYTES = 65536
+
+
+def take_snapshot(
+    queue: Queue | None,
+    prepared: Path,
+    datasets: Sequence[str] | None = None,
+    *,
+    url: BrokerUrl | None = None,
+    now: Callable[[], float] = time.time,
+) -> Snapshot:
+    """Return the numbers of the named datasets, or of all that Redis or the prepared folder know.
+
+    Without Redis (None, or it does not answer) the files alone speak: what waits is null then.
+    Raises UsageError for a dataset that neither knows.
+    """
+    if queue is None:
+        return _take(None, prepared, datasets, url=url, now=now(), notes=["Only the files were read, not Redis."])
+    try:
+        return _take(queue, prepared, datasets, url=url, now=now(), notes=[])
+    except redis.exceptions.RedisError as error:
+        why = str(broker.translate(error, url or _UNNAMED))
+        return _take(None, prepared, datasets, url=url, now=now(), notes=[why])
+
+
+_UNNAMED = BrokerUrl(client="", celery="", shown="MILL_REDIS_URL")
+
+
+def _take(
+    queue: Queue | None,
+    prepared: Path,
+    wanted: Sequence[str] | None,
+    *,
+    url: BrokerUrl | None,
+    now: float,
+    notes: list[str],
+) -> Snapshot:
+    known = queue.datasets() if queue else []
+    workers = queue.workers() if queue else []
+    endpoints = read_endpoints(queue, workers) if queue else []
+    scene = Scene(
+        now=now, reachable=queue is not None, workers=workers, obstacle=find_obstacle(workers, endpoints, now=now)
+    )
+    folders, strange = find_datasets(prepared, known)
+    parts = {
+        name: dataset_part(_read(queue, name, folders[name]), scene)
+        for name in _choose(folders, wanted, prepared, complete=queue is not None)
+    }
+    notes += [*strange, *worth_saying(workers, endpoints, now=now)]
+    return Snapshot(
+        at=now,
+        broker=BrokerState(reachable=queue is not None, url=url.shown if url else ""),
+        totals=combine(list(parts.values()), scene, notes),
+        datasets=parts,
+        workers=workers,
+        endpoints=endpoints,
+    )
+
+
+def _choose(
+    folders: Mapping[str, DatasetFolder], wanted: Sequence[str] | None, prepared: Path, *, complete: bool
+) -> list[str]:
+    unknown = [name for name in wanted or () if name not in folders]
+    if unknown:
+        names = ", ".join(sorted(folders)) or "none"
+        where = f"{prepared} or Redis" if complete else f"{prepared} (Redis could not be asked)"
+        raise UsageError(f"There is no dataset {unknown[0]!r} in {where}; known are: {names}.")
+    return list(wanted) if wanted else sorted(folders)
+
+
+# Datasets
+
+
+def find_datasets(prepared: Path, known: Iterable[str]) -> tuple[dict[str, DatasetFolder], list[str]]:
+    """Return the folders of all datasets by name, and a sentence for each folder that cannot be told.
+
+    `known` are the names in Redis; the rest comes out of the folders' manifests, which hold the true names.
+    """
+    folders = {name: dataset_folder(prepared, name) for name in known}
+    notes, by_folder = [], {folder.path.name for folder in folders.values()}
+    for path in sorted(prepared.glob("*/manifest.json")):
+        if path.parent.name in by_folder:
+            continue
+        folder = DatasetFolder(path.parent)
+        try:
+            found = manifest.read(Ledger(folder))
+        except StoreError as error:
+            notes.append(str(error))
+            continue
+        if found is None:
+            continue
+        if folder_name(found.dataset) == path.parent.name:
+            folders[found.dataset] = folder
+        else:
+            notes.append(f"{path.parent} holds a copy of the dataset {found.dataset!r} and is left out.")
+    return folders, notes
+
+
+def _read(queue: Queue | None, dataset: str, folder: DatasetFolder) -> Findings:
+    waiting = queue.waiting(dataset) if queue else None
+    tallies = queue.rates(dataset) if queue else {}
+    totals, notes = read_totals(folder)
+    if queue and waiting and count(totals, waiting).missing:
+        # Enqueue writes an id down before it puts it into Redis: what came in between the two reads is not missing.
+        later = queue.waiting(dataset)
+        waiting = dataclasses.replace(later, prompts=max(waiting.prompts, later.prompts))
+    if waiting and waiting.prompts and not totals.samples:
+        notes.append(
+            f"Redis holds {waiting.prompts:,} prompts that {folder.path} knows nothing of; is this the right "
+            "MILL_PREPARED_DIR?"
+        )
+    return Findings(totals, waiting, tallies, notes)
+
+
+def read_totals(folder: DatasetFolder) -> tuple[Totals, list[str]]:
+    """Return what a dataset folder holds, up to the last whole line, and what a person should know of it.
+
+    The index is brought up to date first; a folder that cannot be written is read instead.
+    """
+    if not folder.path.is_dir():
+        return Totals({}, {}), []
+    with Ledger(folder) as ledger:
+        try:
+            notes = [str(mending) for mending in ledger.catch_up()]
+            totals, bad, twice = ledger.totals(), len(ledger.bad_lines()), ledger.duplicates()
+        except StoreError as error:
+            return scan_totals(folder), [f"{error} The numbers were read from its files."]
+    if bad:
+        notes.append(f"{bad:,} lines in {folder.path} are no records; producer verify names them.")
+    if twice:
+        notes.append(f"{twice:,} accepted lines in {folder.path} repeat an id; producer verify names them.")
+    return totals, notes
+
+
+class _Head(msgspec.Struct):
+    id: str
+    reason: str | None = None
+    usage: dict[str, Any] | None = None
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
+def scan_totals(folder: DatasetFolder) -> Totals:
+    """Return the counts by reading every line; the folder is left as it is, in bounded memory."""
+    with tempfile.TemporaryDirectory(prefix="promptmill-") as scratch:
+        index = Index(Path(scratch) / "index.sqlite")
+        try:
+            for kind in Kind:
+                rows = list[tuple[str, Entry]]()
+                for line in jsonl.read_lines(folder.lines(kind)):
+                    try:
+                        head = _decode_head(line.data)
+                    except (msgspec.DecodeError, UnicodeDecodeError):
+                        continue
+                    tokens = (head.usage or {}).get("completion_tokens") or 0
+                    rows.append((head.id, Entry(kind, head.reason or "", 0, line.offset, len(line.data), tokens)))
+                    if len(rows) >= _BATCH:
+                        _merge(index, rows)
+                _merge(index, rows)
+            return index.totals()
+        finally:
+            index.close()
+
+
+def _merge(index: Index, rows: list[tuple[str, Entry]]) -> None:
+    with index.transaction() as change:
+        change.merge(rows)
+    rows.clear()
+
+
+# Progress files
+
+
+def write_progress(ledger: Ledger, snapshot: Snapshot) -> None:
+    """Replace `progress.json` and append a line to `progress.jsonl`, for the dataset of this folder.
+
+    `progress.json` is a snapshot of that dataset alone; a line is its part with `schema`, `at` and `dataset`.
+    Nothing is written for a dataset that the snapshot lacks.
+    Raises StoreError.
+    """
+    name = next((name for name in snapshot.datasets if folder_name(name) == ledger.folder.path.name), None)
+    if name is None:
+        return
+    part: Part = snapshot.datasets[name]
+    alone = msgspec.structs.replace(snapshot, datasets={name: part}, totals=part)
+    jsonl.replace_file(ledger.folder.progress, encode(alone))
+    line = {"schema": snapshot.schema, "at": snapshot.at, "dataset": name, **msgspec.structs.asdict(part)}
+    data = msgspec.json.encode(line) + b"\n"
+    # No fsync: recorders wait for this lock, and a lost line of progress is no loss.
+    with ledger.locked(), jsonl.translated(ledger.folder.progress_log):
+        _append_whole(ledger.folder.progress_log, data)
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """Return a snapshot as strict, indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(snapshot), indent=2) + b"\n"
+
+
+def _append_whole(path: Path, data: bytes) -> None:
+    """Append a line, after cutting off a torn one that a crash left behind."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with os.fdopen(descriptor, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        begin = max(0, size - _TAIL_BYTES)
+        file.seek(begin)
+        tail = file.read()
+        if tail and not tail.endswith(b"\n"):
+            size = begin + tail.rfind(b"\n") + 1
+            file.truncate(size)
+        file.seek(size)
+        file.write(data)

@@ -1,0 +1,96 @@
+"""Reads who works and on which model servers, and says what keeps them from working."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from app.broker import text
+from app.queue import Queue
+from app.snapshot import Endpoint
+
+_WAITS = "waiting"
+"""How the state of a worker begins that could work but for something outside."""
+
+
+def read_endpoints(queue: Queue, workers: Sequence[Mapping[str, Any]]) -> list[Endpoint]:
+    """Return the model servers that the living workers use; without workers, all that Redis remembers."""
+    flights: dict[str, int] = {}
+    for worker in workers:
+        for name, n in _mapping(worker.get("in_flight")).items():
+            flights[name] = flights.get(name, 0) + int(n)
+    used = set(flights).union(*(_mapping(worker.get("held")) for worker in workers))
+    names = sorted(text(name) for name in cast("set[bytes]", queue.client.smembers(queue.keys.endpoints)))
+    with queue.client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.hgetall(queue.keys.endpoint(name))
+            pipe.get(queue.keys.limit(name))
+        replies = pipe.execute()
+    found = []
+    for name, fields, limit in zip(names, replies[::2], replies[1::2], strict=True):
+        if used and name not in used:
+            continue  # a server of an earlier run
+        said = {text(key): text(value) for key, value in fields.items()}
+        found.append(
+            Endpoint(
+                name=name,
+                url=_without_login(said.get("url", "")),
+                state=said.get("state", "up"),
+                since=float(said["since"]) if said.get("since") else None,
+                reason=said.get("reason", ""),
+                in_flight=flights.get(name, 0),
+                limit=int(limit) if limit is not None else None,
+            )
+        )
+    return found
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _without_login(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def find_obstacle(workers: Sequence[Mapping[str, Any]], endpoints: Sequence[Endpoint], *, now: float) -> str | None:
+    """Return what keeps every living worker from working, as the start of a sentence; None where one can work."""
+    if not workers:
+        return None
+    sick = [endpoint for endpoint in endpoints if endpoint.state != "up"]
+    if sick and len(sick) == len(endpoints):
+        others = f"; none of the {len(sick)} model servers can be used" if len(sick) > 1 else ""
+        return describe(sick[0], now=now) + others
+    held_up = [worker for worker in workers if str(worker.get("state", "")).startswith(_WAITS)]
+    if len(held_up) == len(workers):
+        worker = held_up[0]
+        note = str(worker.get("note") or "").rstrip(".")
+        return f"every worker is {worker['state']}" + (f" ({note})" if note else "")
+    return None
+
+
+def describe(endpoint: Endpoint, *, now: float) -> str:
+    """Say how a model server is, as the start of a sentence."""
+    words = {"down": "is unreachable", "paused": "refuses every request"}.get(endpoint.state, f"is {endpoint.state}")
+    since = f" since {clock_time(endpoint.since, now=now)}" if endpoint.since else ""
+    reason = f" ({endpoint.reason.rstrip('.')})" if endpoint.reason else ""
+    return f"the model server {words}{since}: {endpoint.url or endpoint.name}{reason}"
+
+
+def clock_time(at: float, *, now: float) -> str:
+    """Return a moment as local time, with the date unless it is today's."""
+    moment, today = (dt.datetime.fromtimestamp(when, dt.UTC).astimezone() for when in (at, now))
+    return f"{moment:%H:%M:%S}" if moment.date() == today.date() else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def worth_saying(workers: Sequence[Mapping[str, Any]], endpoints: Sequence[Endpoint], *, now: float) -> list[str]:
+    """Return a sentence for each model server that cannot be used and each worker that has something to tell."""
+    said = [describe(endpoint, now=now) for endpoint in endpoints if endpoint.state != "up" and workers]
+    for worker in workers:
+        note = str(worker.get("note") or "").rstrip(".")
+        if note:
+            said.append(f"worker {worker.get('node') or worker.get('owner')}: {note}")
+    return [f"{sentence[0].upper()}{sentence[1:]}." for sentence in said]

@@ -1,0 +1,78 @@
+"""The command `producer`: every command's name, and how errors and interruptions end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import typer
+from typer.exceptions import TyperException
+
+import app as ground_floor
+from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE, MillError
+from producer.commands import enqueue, export, services, upkeep, watch
+
+EXAMPLES = """\b
+Examples:
+  producer up --workers 2                          start Redis, workers and Flower here
+  producer enqueue prompts.jsonl --dataset chat    queue what is not recorded yet
+  producer enqueue hf:openai/gsm8k:main --dataset gsm8k --max-tokens 4096
+  producer monitor                                 watch it live
+  producer verify chat                             prove that nothing is missing
+  producer export chat --format openai --output chat.jsonl
+"""
+
+cli = typer.Typer(
+    name="producer",
+    help="Turn prompt datasets into model responses: fill the queue, watch it, read the results.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"promptmill {ground_floor.__version__}")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Show the version."),
+) -> None:
+    """Turn prompt datasets into model responses: fill the queue, watch it, read the results."""
+
+
+for module in (enqueue, services, watch, upkeep, export):
+    module.add_to(cli)
+
+
+def main() -> None:
+    """Run a command; every expected error is one sentence on stderr and an exit code, never a traceback."""
+    try:
+        code = cli(standalone_mode=False) or 0
+    except MillError as error:
+        code = _say(str(error), error.exit_code)
+    except typer.Abort:
+        code = _say("interrupted.", EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        code = _say("interrupted.", EXIT_INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python must not complain about it while it exits.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_INCOMPLETE
+    except TyperException as error:  # wrong usage, in typer's own words
+        getattr(error, "show", lambda: _say(error.format_message(), EXIT_USAGE))()
+        code = EXIT_USAGE
+    sys.exit(code)
+
+
+def _say(sentence: str, code: int) -> int:
+    sys.stderr.write(f"producer: {sentence}\n")
+    return code

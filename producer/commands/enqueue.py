@@ -1,0 +1,264 @@
+"""`producer enqueue` and `producer retry`: fill the queue."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from app import manifest, settings
+from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, SettingError, UsageError
+from app.ledger import Ledger
+from app.records import Kind
+from app.settings import GenerationSettings, QueueSettings
+from producer.commands.common import Bench, interruption, note, open_bench, say
+
+if TYPE_CHECKING:
+    from producer.enqueue import Counts, Enqueuer, Report
+
+_PLAIN_EVERY_S = 10.0
+_LIVE_EVERY_S = 0.2
+_WAIT_NOTE_EVERY_S = 30.0
+
+ENQUEUE_HELP = """Queue every sample of SOURCE that is not recorded or queued yet.
+
+SOURCE is a file or folder (.jsonl, .json, .csv, .tsv, .parquet, also .gz or .zst), or
+hf:org/name[:config][/split][@revision].
+
+It is safe to run any number of times, also while workers run: what is recorded or waiting is left alone, so it
+is also how an interrupted run is resumed. Sampling options are written to the dataset's manifest and travel with
+the samples; only those that are given are sent to the server.
+"""
+ENQUEUE_EXAMPLES = """\b
+Examples:
+  producer enqueue prompts.jsonl --dataset chat --max-tokens 4096 --temperature 0.7
+  producer enqueue data/ --dataset mix --limit 1000
+  producer enqueue hf:HuggingFaceH4/ultrachat_200k/train_sft --dataset ultrachat
+"""
+
+
+def add_to(cli: typer.Typer) -> None:
+    """Add the commands."""
+    cli.command("enqueue", help=ENQUEUE_HELP, epilog=ENQUEUE_EXAMPLES)(enqueue)
+    cli.command("retry")(retry)
+
+
+def enqueue(
+    source: str = typer.Argument(..., metavar="SOURCE", help="A file, a folder or hf:org/name."),
+    dataset: str = typer.Option(..., "--dataset", "-d", metavar="NAME", help="The dataset to put the samples into."),
+    adapter: str = typer.Option("auto", help="How rows are read: auto, or a row shape by name."),
+    limit: int | None = typer.Option(None, min=1, help="Read at most this many rows."),
+    samples_per_prompt: int = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times."),
+    retry_failed: bool = typer.Option(True, "--retry-failed/--no-retry-failed", help="Ask failed samples again."),
+    retry_rejected: bool = typer.Option(False, "--retry-rejected", help="Ask rejected samples again."),
+    new_settings: bool = typer.Option(False, "--new-settings", help="Go on with other settings than before."),
+    model: str | None = typer.Option(None, help="The model's name for the server."),
+    max_tokens: int | None = typer.Option(None, help="The longest answer in tokens. [MILL_MAX_TOKENS, else 8192]"),
+    temperature: float | None = typer.Option(None, help="Sampling temperature."),
+    top_p: float | None = typer.Option(None, help="Nucleus sampling."),
+    top_k: int | None = typer.Option(None, help="Top-k sampling."),
+    min_p: float | None = typer.Option(None, help="Min-p sampling."),
+    repetition_penalty: float | None = typer.Option(None, help="Repetition penalty."),
+    presence_penalty: float | None = typer.Option(None, help="Presence penalty."),
+    frequency_penalty: float | None = typer.Option(None, help="Frequency penalty."),
+    stop: list[str] | None = typer.Option(None, help="A stop string; may be repeated."),
+    seed: int | None = typer.Option(None, help="The run's seed; each sample's own is derived from it and its id."),
+    reasoning_effort: str | None = typer.Option(None, help="Reasoning effort, as the server names it."),
+    chat_template_kwargs: str | None = typer.Option(None, metavar="JSON", help="Options of the chat template."),
+    extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of the request."),
+    system: str | None = typer.Option(None, help="A system prompt for samples that have none."),
+    min_completion_tokens: int | None = typer.Option(None, help="Reject answers with fewer tokens."),
+    keep_truncated: bool | None = typer.Option(
+        None, "--keep-truncated/--no-keep-truncated", help="Accept answers cut at --max-tokens."
+    ),
+) -> None:
+    """Queue every sample of SOURCE that is not recorded or queued yet."""
+    from producer.enqueue import Retry, source_entry
+    from producer.samples import Pass
+    from producer.sources import open_source
+
+    generation = settings.load(
+        GenerationSettings,
+        model=model,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        stop=tuple(stop) if stop else None,
+        seed=seed,
+        reasoning_effort=reasoning_effort,
+        chat_template_kwargs=_json_object("--chat-template-kwargs", chat_template_kwargs),
+        extra_body=_json_object("--extra-body", extra_body),
+        system=system,
+        min_completion_tokens=min_completion_tokens,
+        keep_truncated=keep_truncated,
+    )
+    limits = settings.load(QueueSettings)
+    rows = open_source(source, max_row_bytes=int(limits.max_row_mb * 2**20), limit=limit)
+    chosen = _choose_adapter(adapter)
+    bench = open_bench()
+    extra = {"adapter": chosen.name, "samples_per_prompt": samples_per_prompt}
+    with bench.ledger(dataset, create=True) as ledger, interruption() as stopping:
+        ledger.check_writable(min_free_bytes=settings.MIN_FREE_DISK_BYTES)
+        for mending in ledger.catch_up():
+            note(str(mending))
+        entry = manifest.fix_settings(ledger, dataset, generation, extra, new=new_settings)
+        bench.books.register(dataset, entry.fingerprint, entry.content)
+        passing = Pass(
+            rows,
+            adapter=chosen,
+            system=generation.system,
+            samples_per_prompt=samples_per_prompt,
+            settings=entry.fingerprint,
+            limit=limit,
+        )
+        view = _Progress(bench)
+        enqueuer = _enqueuer(bench, ledger, dataset, view, stopping)
+        report = enqueuer.run(passing, retry=Retry(retry_failed, retry_rejected), on_progress=view)
+        view.close()
+        manifest.note_source(ledger, dataset, source_entry(rows.description, chosen.name, report))
+    _show(report, dataset, interrupted=stopping.came)
+
+
+def retry(
+    dataset: str = typer.Argument(..., help="The dataset."),
+    fault: str | None = typer.Option(None, help="Only samples of this class (such as timeout, or too_short)."),
+    rejected: bool = typer.Option(False, "--rejected", help="Rejected samples instead of failed ones."),
+) -> None:
+    """Ask failed (or rejected) samples again, from their records; the source is not needed."""
+    from producer.enqueue import failed_samples
+
+    bench = open_bench()
+    kind = Kind.REJECTED if rejected else Kind.FAILED
+    with bench.ledger(dataset) as ledger, interruption() as stopping:
+        ledger.catch_up()
+        known = manifest.read(ledger)
+        for entry in known.settings if known else []:
+            bench.books.register(dataset, entry.fingerprint, entry.content)
+        view = _Progress(bench)
+        enqueuer = _enqueuer(bench, ledger, dataset, view, stopping)
+        counts = enqueuer.again(failed_samples(ledger, kind=kind, reason=fault), on_progress=view)
+        view.close()
+    if not counts.samples:
+        which = f" as {fault}" if fault else ""
+        raise UsageError(f"The dataset {dataset!r} has no samples that were {kind}{which}.")
+    say(f"{dataset}: queued {counts.queued:,} {kind} samples again; {counts.waiting:,} were waiting already.")
+    if stopping.came:
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _choose_adapter(name: str) -> Any:
+    from producer.adapters.registry import choose
+
+    return choose(name)
+
+
+def _enqueuer(bench: Bench, ledger: Ledger, dataset: str, view: _Progress, stopping: Callable[[], bool]) -> Enqueuer:
+    from app.celery import app
+    from producer.enqueue import Enqueuer
+
+    return Enqueuer(
+        app=app,
+        books=bench.books,
+        url=bench.url,
+        ledger=ledger,
+        dataset=dataset,
+        max_pending=settings.load(QueueSettings).max_pending,
+        stopping=stopping,
+        on_wait=view.wait,
+    )
+
+
+def _json_object(option: str, text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        message = f"{option} cannot be used: it is not JSON ({error}); write it like '{{\"enable_thinking\": true}}'."
+        raise SettingError(message) from error
+    if not isinstance(value, dict):
+        raise SettingError(f"{option} cannot be used: it must be a JSON object in braces.")
+    return value
+
+
+class _Progress:
+    """Progress on standard error: one line that is rewritten in a terminal, a line every 10 s elsewhere."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._live = sys.stderr.isatty()
+        self._next = time.monotonic() + (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S)
+        self._next_wait_note = 0.0
+
+    def __call__(self, counts: Counts) -> None:
+        """Show the counts, if it is time."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S)
+        line = f"read {counts.read:,}, queued {counts.queued:,}, already recorded {counts.recorded:,}"
+        if self._live:
+            sys.stderr.write(f"\r\x1b[2K{line}")
+            sys.stderr.flush()
+        else:
+            note(line)
+
+    def wait(self, depth: int) -> None:
+        """Tell, now and then, that Redis holds as many prompts as it may."""
+        now = time.monotonic()
+        if now >= self._next_wait_note:
+            self._next_wait_note = now + _WAIT_NOTE_EVERY_S
+            workers = len(self._bench.books.workers())
+            there = f"{workers} workers are at work" if workers else "no worker is running: start some (producer up)"
+            self.close()
+            note(f"{depth:,} prompts wait in Redis (MILL_MAX_PENDING), waiting for room; {there}.")
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._live:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+def _show(report: Report, dataset: str, *, interrupted: bool) -> None:
+    """Print what an enqueue did and end with its exit code.
+
+    Raises the error that ended it early.
+    """
+    counts = report.counts
+    for sentence in report.mended:
+        note(sentence)
+    for conflict in report.conflicts:
+        note(
+            f"id {conflict.id!r} stands at {conflict.first_row} and, with another prompt, at {conflict.row}; "
+            "both are kept, under different ids."
+        )
+    if report.conflict_count > len(report.conflicts):
+        note(f"{report.conflict_count - len(report.conflicts):,} more ids repeat with other prompts.")
+    if counts.recorded:
+        say(f"{dataset}: resuming: {counts.recorded:,} of {counts.samples:,} samples are recorded already.")
+    say(
+        f"{dataset}: read {counts.read:,}, refused {counts.refused:,} (duplicates {counts.duplicates:,}), "
+        f"already recorded {counts.recorded:,}, already queued {counts.waiting:,}, queued {counts.queued:,}"
+        + (f" (asked again {counts.retried:,})" if counts.retried else "")
+    )
+    if counts.refused:
+        note(f"the refused rows and why are in refused.jsonl of the dataset {dataset!r}.")
+    if report.trouble is not None:
+        note(f"stopped after {counts.read:,} rows; run the same command again to go on.")
+        raise report.trouble
+    if interrupted or not report.complete:
+        note(f"stopped: queued {counts.queued:,} of {counts.read:,} rows read; run the same command again to go on.")
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if not counts.samples:
+        note(f"there is nothing to ask: no row of the {counts.read:,} is a sample.")
+        raise typer.Exit(EXIT_INCOMPLETE)

@@ -1,0 +1,109 @@
+"""What every export format is: it reads the fields that it needs and makes one row of them, or says why it cannot."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from app.records import Kind
+
+
+class LeftOut(enum.StrEnum):
+    """Why a line of `raw_responses.jsonl` is not in an export."""
+
+    UNREADABLE = "unreadable"
+    REPEATED = "repeated"
+    NOT_ACCEPTED = "not_accepted"
+    NO_EXACT_IDS = "no_exact_ids"
+    COUNT_DIFFERS = "count_differs"
+    NO_ANSWER = "no_answer"
+    CONTENT_PARTS = "content_parts"
+    UNKNOWN_ROLE = "unknown_role"
+    TOOL_CALL = "tool_call"
+    TOOL_ORDER = "tool_order"
+
+    @property
+    def words(self) -> str:
+        """Return the reason in words."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    LeftOut.UNREADABLE: "the line is not a record",
+    LeftOut.REPEATED: "the line repeats an id that another line has",
+    LeftOut.NOT_ACCEPTED: "the record's own verdict is not accepted",
+    LeftOut.NO_EXACT_IDS: "the server gave no exact token ids",
+    LeftOut.COUNT_DIFFERS: "the output ids are not as many as the server's completion_tokens",
+    LeftOut.NO_ANSWER: "nothing of the answer is left in this format",
+    LeftOut.CONTENT_PARTS: "a message's content is not a text (images or other parts)",
+    LeftOut.UNKNOWN_ROLE: "a message has a role that this format does not know",
+    LeftOut.TOOL_CALL: "a tool call has no name, is not a function, or its arguments do not fit this format",
+    LeftOut.TOOL_ORDER: "tool results do not follow their calls in order",
+}
+
+
+class Reasoning(enum.StrEnum):
+    """What becomes of an answer's reasoning in the formats that hold texts."""
+
+    DROP = "drop"
+    FIELD = "field"
+    """It becomes the message's `reasoning_content`."""
+
+
+class CannotExpressError(Exception):
+    """A record that a format cannot hold without changing what it says; the export leaves it out and counts it."""
+
+    def __init__(self, reason: LeftOut) -> None:
+        super().__init__(reason.words)
+        self.reason = reason
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """The fields of a record line that every export reads; each format adds its own."""
+
+    id: str
+    verdict: str = Kind.ACCEPTED
+
+
+class Row(NamedTuple):
+    """One row of an export."""
+
+    value: msgspec.Struct
+    """Its columns in order: a struct that is written as it is."""
+    supervised_tokens: int = 0
+    """Tokens that a trainer learns from, where the format fixes them."""
+    lost_reasoning: bool = False
+    """Whether the answer had reasoning that the row does not hold."""
+
+
+_Record = TypeVar("_Record", bound=Head)
+
+
+class Format(abc.ABC, Generic[_Record]):
+    """One export format: a fixed set of columns whose types never change within a file or between files."""
+
+    name: ClassVar[str]
+    counts_tokens: ClassVar[bool] = False
+    """Whether the rows fix which tokens are supervised."""
+
+    @abc.abstractmethod
+    def read(self, line: bytes) -> _Record:
+        """Decode the fields that the format needs; raises msgspec.DecodeError or UnicodeDecodeError."""
+
+    @abc.abstractmethod
+    def row(self, record: _Record) -> Row:
+        """Make the record's row; raises CannotExpressError."""
+
+    @abc.abstractmethod
+    def schema(self) -> Any:
+        """Return the columns as a `pyarrow.Schema`."""
+
+    def table(self, rows: Sequence[Any]) -> Any:
+        """Return rows that this format made as a `pyarrow.Table`."""
+        import pyarrow as pa  # noqa: PLC0415 heavy
+
+        return pa.Table.from_pylist(msgspec.to_builtins(rows), schema=self.schema())

@@ -1,0 +1,98 @@
+"""The `tokens` format: exact token ids with a loss mask, as the server gave them and never re-tokenised.
+
+A row is `{"id": str, "input_ids": [int], "loss_mask": [0 | 1]}`: the prompt's ids with mask 0, then the output's ids
+with mask 1. Trainers that take pre-tokenised rows (speculators, SpecForge) need no chat template for it, so neither a
+thought nor a tool call can get lost in one. Both lists are 64-bit in Parquet, which is what loaders infer from JSON.
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from producer.export.base import CannotExpressError, Format, Head, LeftOut, Row
+
+_TokenIds = list[Annotated[int, msgspec.Meta(ge=0)]]
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class TokenRecord(Head, kw_only=True):
+    """The exact ids of a record."""
+
+    prompt_token_ids: _TokenIds | None = None
+    output_ids: _TokenIds | None = None
+    usage: _Usage | None = None
+
+
+class TokenRow(msgspec.Struct):
+    """One pre-tokenised training row."""
+
+    id: str
+    input_ids: list[int]
+    loss_mask: list[int]
+    """As long as `input_ids`: 1 where the model wrote the token."""
+
+
+class Tokens(Format[TokenRecord]):
+    """Pre-tokenised rows."""
+
+    name: ClassVar[str] = "tokens"
+    counts_tokens: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(TokenRecord)
+
+    def read(self, line: bytes) -> TokenRecord:
+        """Decode the ids alone."""
+        return self._decoder.decode(line)
+
+    def row(self, record: TokenRecord) -> Row:
+        """Join prompt and output ids; leaves out what has no exact ids or whose count contradicts the server's."""
+        prompt, output = record.prompt_token_ids, record.output_ids
+        if not prompt or output is None:
+            raise CannotExpressError(LeftOut.NO_EXACT_IDS)
+        expected = record.usage.completion_tokens if record.usage else None
+        if expected is not None and expected != len(output):
+            raise CannotExpressError(LeftOut.COUNT_DIFFERS)
+        if not output:
+            raise CannotExpressError(LeftOut.NO_ANSWER)
+        mask = [0] * len(prompt) + [1] * len(output)
+        return Row(TokenRow(record.id, prompt + output, mask), supervised_tokens=len(output))
+
+    def schema(self) -> Any:
+        """Return the three columns."""
+        import pyarrow as pa  # noqa: PLC0415 heavy
+
+        ids = pa.list_(pa.int64())
+        return pa.schema([("id", pa.string()), ("input_ids", ids), ("loss_mask", ids)])
+
+    def table(self, rows: Sequence[TokenRow]) -> Any:
+        """Return the rows as a table, three times as fast as from one Python list per row."""
+        import pyarrow as pa  # noqa: PLC0415 heavy
+
+        lists = (_list_array([row.input_ids for row in rows]), _list_array([row.loss_mask for row in rows]))
+        return pa.Table.from_arrays([pa.array([row.id for row in rows], pa.string()), *lists], schema=self.schema())
+
+
+def _list_array(lists: Sequence[list[int]]) -> Any:
+    """Return lists of integers as one Arrow list<int64> array."""
+    import pyarrow as pa  # noqa: PLC0415 heavy
+
+    offsets, values = array.array("i", [0]), array.array("q")
+    offsets.extend(itertools.accumulate(map(len, lists)))
+    for numbers in lists:
+        values.extend(array.array("q", numbers))  # much faster than from the list itself
+    return pa.ListArray.from_arrays(_integers(offsets, pa.int32()), _integers(values, pa.int64()))
+
+
+def _integers(numbers: array.array[int], kind: Any) -> Any:
+    import pyarrow as pa  # noqa: PLC0415 heavy
+
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])

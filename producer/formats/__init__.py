@@ -1,0 +1,1 @@
+"""Readers of rows, one file per file format."""

@@ -1,0 +1,229 @@
+"""The fake model server's mind: what to reply to each request, and the tallies of what it has seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from tests.support.model_rules import Rule, RuleBook, ServerOptions
+from tests.support.model_shapes import chat_answer, error_body, last_user_text, refuse, to_json
+from tests.support.model_wire import Connection, HttpReply, HttpRequest
+
+CHAT_PATH = "/v1/chat/completions"
+_KEY_CHARS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenRequest:
+    """One chat request as the server saw it."""
+
+    path: str
+    body: Any
+    """The parsed JSON; None where it was none."""
+    headers: dict[str, str]
+    """Names in lower case."""
+    at: float
+    """Unix time of its arrival, in seconds."""
+    key: str
+    """Its last user text."""
+
+
+class Engine:
+    """Answers requests by rules; everything but `rules`, `options` and reading belongs to the server's thread."""
+
+    def __init__(self, rules: RuleBook, options: ServerOptions, *, keep_requests: bool = True) -> None:
+        self.rules = rules
+        self.options = options
+        self.seen: list[SeenRequest] = []
+        self.connections: set[Connection] = set()
+        self.accepted = 0
+        self.in_flight = 0
+        self.peak_in_flight = 0
+        self.aborted = 0
+        self._keep_requests = keep_requests
+        self._counts: Counter[str] = Counter()
+        self._paths: Counter[str] = Counter()
+        self._statuses: Counter[int] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._random = random.Random(options.seed)
+        self._start_pause_s = options.start_down_s
+        self._busy_s = 0.0
+        self._busy_since = time.monotonic()
+
+    @property
+    def keep_alive_s(self) -> float:
+        """Seconds after which an idle connection is closed."""
+        return self.options.keep_alive_s
+
+    def take_start_pause(self) -> float:
+        """Return the seconds to refuse connections for; 0 from the second start on."""
+        pause_s, self._start_pause_s = self._start_pause_s, 0.0
+        return pause_s
+
+    def connected(self, connection: Connection) -> None:
+        """Note a new connection."""
+        self.accepted += 1
+        self.connections.add(connection)
+
+    def disconnected(self, connection: Connection) -> None:
+        """Note that a connection is gone."""
+        self.connections.discard(connection)
+
+    def begin(self, request: HttpRequest) -> HttpReply:
+        """Decide the reply to a request that has just arrived."""
+        self._paths[request.path] += 1
+        if request.path == CHAT_PATH and request.method == "POST":
+            self._move(1)
+            self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+            return self._chat(request)
+        if not self._allowed(request):
+            return self._error(401, None)
+        return self._get(request)
+
+    def finish(self, request: HttpRequest, reply: HttpReply, *, sent: bool) -> None:
+        """Note that the reply was sent, or that the client went away before."""
+        if request.path != CHAT_PATH or request.method != "POST":
+            return
+        self._move(-1)
+        if sent:
+            self._statuses[reply.status] += 1
+        else:
+            self.aborted += 1
+
+    def stats(self) -> dict[str, Any]:
+        """Return the tallies; `busy_s` is the time integral of the requests in flight, in seconds, up to `now_s`."""
+        now = time.monotonic()
+        return {
+            "total": self._paths[CHAT_PATH],
+            "in_flight": self.in_flight,
+            "peak_in_flight": self.peak_in_flight,
+            "aborted": self.aborted,
+            "busy_s": self._busy_s + self.in_flight * (now - self._busy_since),
+            "now_s": now,
+            "accepted_connections": self.accepted,
+            "open_connections": len(self.connections),
+            "statuses": {str(status): count for status, count in self._statuses.items()},
+            "paths": dict(self._paths),
+        }
+
+    def _move(self, change: int) -> None:
+        now = time.monotonic()
+        self._busy_s += self.in_flight * (now - self._busy_since)
+        self._busy_since = now
+        self.in_flight += change
+
+    def _allowed(self, request: HttpRequest) -> bool:
+        key = self.options.api_key
+        if key is None or not request.path.startswith("/v1"):
+            return True
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and token == key
+
+    def _chat(self, request: HttpRequest) -> HttpReply:
+        body = _parse_json(request.body)
+        messages = body.get("messages") if isinstance(body, dict) else None
+        well_formed = isinstance(messages, list) and all(isinstance(one, dict) for one in messages)
+        key = last_user_text(messages or []) if well_formed else ""
+        self._counts[key[:_KEY_CHARS]] += 1
+        if self._keep_requests:
+            self.seen.append(SeenRequest(request.path, body, request.headers, time.time(), key))
+        if not self._allowed(request):
+            return self._error(401, None)
+        refusal = refuse(body, self.options)
+        if refusal is not None:
+            return self._error(refusal.status, refusal.message, refusal.param)
+        bound = self.options.max_in_flight
+        if bound is not None and self.in_flight > bound:
+            return self._error(503, None)
+        return self._apply(self.rules.pick(key, body), body, request)
+
+    def _apply(self, rule: Rule, body: dict[str, Any], request: HttpRequest) -> HttpReply:
+        return HttpReply(
+            status=rule.status,
+            body=self._body(rule, body, request),
+            content_type=rule.content_type,
+            headers=rule.headers,
+            delay_s=self._latency_s() if rule.delay_s is None else rule.delay_s,
+            drop=rule.drop,
+            hang=rule.hang,
+            endless=rule.endless,
+        )
+
+    def _body(self, rule: Rule, body: dict[str, Any], request: HttpRequest) -> bytes:
+        if rule.body is not None:
+            return rule.body.encode("utf-8", "surrogatepass") if isinstance(rule.body, str) else rule.body
+        if rule.status >= 400:
+            dialect = rule.dialect or self.options.dialect
+            return error_body(rule.status, rule.message, dialect=dialect, model=str(body.get("model")))
+        given_id = request.headers.get("x-request-id") or body.get("request_id") or uuid.uuid4().hex
+        answer = chat_answer(body, rule, options=self.options, request_id=f"chatcmpl-{given_id}")
+        self._tokens["prompt"] += answer.prompt_tokens
+        self._tokens["generation"] += answer.completion_tokens
+        return answer.body
+
+    def _latency_s(self) -> float:
+        mean_s, sigma = self.options.latency_s, self.options.latency_sigma
+        if mean_s <= 0 or sigma <= 0:
+            return mean_s
+        return self._random.lognormvariate(math.log(mean_s) - sigma * sigma / 2, sigma)
+
+    def _error(self, status: int, message: str | None, param: str | None = None) -> HttpReply:
+        options = self.options
+        return HttpReply(
+            status=status,
+            body=error_body(status, message, dialect=options.dialect, model=options.model, param=param),
+        )
+
+    def _get(self, request: HttpRequest) -> HttpReply:
+        if request.path == CHAT_PATH:
+            return HttpReply(status=405, body=to_json({"detail": "Method Not Allowed"}))
+        if request.path in {"/health", "/ping"}:
+            return HttpReply(status=200 if self.options.healthy else 503)
+        if request.path == "/metrics":
+            return HttpReply(body=self._metrics().encode(), content_type="text/plain; version=0.0.4; charset=utf-8")
+        documents: dict[str, Callable[[], dict[str, Any]]] = {
+            "/v1/models": self._models,
+            "/version": lambda: {"version": "0.33.0"},
+            "/__stats": self.stats,
+            "/__counts": lambda: dict(self._counts),
+        }
+        if request.path not in documents:
+            return HttpReply(status=404, body=to_json({"detail": "Not Found"}))
+        return HttpReply(body=to_json(documents[request.path]()))
+
+    def _models(self) -> dict[str, Any]:
+        model = {
+            "id": self.options.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": self.options.dialect,
+            "root": self.options.model,
+            "parent": None,
+            "max_model_len": self.options.max_model_len,
+        }
+        return {"object": "list", "data": [model]}
+
+    def _metrics(self) -> str:
+        labels = f'{{engine="0",model_name="{self.options.model}"}}'
+        values = {
+            "num_requests_running": self.in_flight,
+            "num_requests_waiting": 0,
+            "kv_cache_usage_perc": min(1.0, self.in_flight / 1000),
+            "prompt_tokens_total": self._tokens["prompt"],
+            "generation_tokens_total": self._tokens["generation"],
+        }
+        return "".join(f"vllm:{name}{labels} {float(value)}\n" for name, value in values.items())
+
+
+def _parse_json(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return None

@@ -1,0 +1,19 @@
+"""Fixtures of the ground floor's tests."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Return a folder that a user without rights can look into; pytest's own are closed to others."""
+    path = Path(tempfile.mkdtemp(prefix="mill-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)

@@ -1,0 +1,275 @@
+"""Typed settings: where they come from, how they are refused, and what never prints."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pytest
+
+from app import settings
+from app.errors import SettingError
+from app.settings import (
+    BrokerSettings,
+    GenerationSettings,
+    QueueSettings,
+    ServerSettings,
+    StoreSettings,
+    WorkerSettings,
+)
+
+SECRET = "hunter2-Q"  # noqa: S105  looked for in everything that prints
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read no `.env` or `promptmill.toml` but the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
+def _refusal(group: type[settings.BrokerSettings | GenerationSettings | ServerSettings]) -> SettingError:
+    with pytest.raises(SettingError) as caught:
+        settings.load(group)
+    return caught.value
+
+
+def test_defaults() -> None:
+    """Without any setting the documented defaults hold."""
+    server, worker = settings.load(ServerSettings), settings.load(WorkerSettings)
+    assert (server.model_urls, server.protocol, server.max_in_flight) == ((), "auto", 128)
+    assert (server.request_timeout_s, server.connect_timeout_s) == (1800, 30)
+    assert (worker.max_attempts, worker.drain_s, worker.lease_s) == (4, 30, 90)
+    assert settings.load(QueueSettings).max_pending == 100_000
+    assert settings.load(StoreSettings).prepared_dir == Path("prepared")
+    assert settings.load(StoreSettings).state.path == Path(".promptmill")
+    assert settings.load(BrokerSettings).keys.prefix == "mill:"
+
+
+def test_sampling_sends_only_what_was_set() -> None:
+    """Without sampling settings a request holds max_tokens and nothing else, so the server's defaults count."""
+    generation = settings.load(GenerationSettings)
+    assert generation.sampling() == {"max_tokens": 8192}
+    assert generation.content() == {"max_tokens": 8192, "min_completion_tokens": 0, "keep_truncated": False}
+
+
+def test_sampling_holds_all_that_was_set() -> None:
+    """Sampling settings and extra_body go to the server; rules, model and seed are put elsewhere."""
+    generation = settings.load(
+        GenerationSettings,
+        model="m",
+        temperature=0.0,
+        stop=("</s>",),
+        chat_template_kwargs={"enable_thinking": True},
+        extra_body={"ignore_eos": False},
+        seed=7,
+        system="Be brief.",
+        min_completion_tokens=50,
+    )
+    assert generation.sampling() == {
+        "max_tokens": 8192,
+        "temperature": 0.0,
+        "stop": ["</s>"],
+        "chat_template_kwargs": {"enable_thinking": True},
+        "ignore_eos": False,
+    }
+    assert generation.content()["extra_body"] == {"ignore_eos": False}
+
+
+def test_sources_win_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An argument wins over the environment, that over `.env`, that over `promptmill.toml`, that over the default."""
+    (tmp_path / "promptmill.toml").write_text("max_tokens = 1\ntop_k = 11\ntop_p = 0.1\ntemperature = 0.1\n")
+    (tmp_path / ".env").write_text("MILL_MAX_TOKENS=2\nMILL_TOP_K=22\nMILL_TOP_P=0.2\n")
+    monkeypatch.setenv("MILL_MAX_TOKENS", "3")
+    monkeypatch.setenv("MILL_TOP_K", "33")
+    read = settings.load(GenerationSettings, max_tokens=4, top_k=None)
+    assert (read.max_tokens, read.top_k, read.top_p, read.temperature, read.min_p) == (4, 33, 0.2, 0.1, None)
+
+
+def test_empty_variables_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty variable, as compose files make them, means the default."""
+    monkeypatch.setenv("MILL_TEMPERATURE", "")
+    monkeypatch.setenv("MILL_MAX_TOKENS", "")
+    read = settings.load(GenerationSettings)
+    assert (read.temperature, read.max_tokens) == (None, 8192)
+
+
+@pytest.mark.parametrize(
+    ("text", "urls"),
+    [
+        ("http://a:8000", ("http://a:8000",)),
+        ("http://a:8000/v1", ("http://a:8000",)),
+        (" http://a:8000/v1/ , https://b/ ,", ("http://a:8000", "https://b")),
+        ("http://gate/team/v1,http://gate/v1", ("http://gate/team", "http://gate")),
+        ("", ()),
+    ],
+)
+def test_model_urls(text: str, urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Model servers are separated by commas, with or without spaces, a final slash and /v1."""
+    monkeypatch.setenv("MILL_MODEL_URLS", text)
+    assert settings.load(ServerSettings).model_urls == urls
+
+
+def test_model_urls_from_toml(tmp_path: Path) -> None:
+    """A TOML file may give the model servers as a list."""
+    (tmp_path / "promptmill.toml").write_text('model_urls = ["http://a/v1", "http://b"]\n')
+    assert settings.load(ServerSettings).model_urls == ("http://a", "http://b")
+
+
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [("</s>", ("</s>",)), ('["a", "b,c"]', ("a", "b,c")), (' ["a"]', ("a",))],
+)
+def test_stop_strings(text: str, stop: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stop string is written as it is, several as a JSON list."""
+    monkeypatch.setenv("MILL_STOP", text)
+    assert settings.load(GenerationSettings).stop == stop
+
+
+def test_json_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Template options come from the environment as JSON."""
+    monkeypatch.setenv("MILL_CHAT_TEMPLATE_KWARGS", '{"enable_thinking": true}')
+    assert settings.load(GenerationSettings).chat_template_kwargs == {"enable_thinking": True}
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "text", "accepted"),
+    [
+        (ServerSettings, "MILL_MAX_IN_FLIGHT", "many", "integer"),
+        (ServerSettings, "MILL_MAX_IN_FLIGHT", "0", "greater than or equal to 1"),
+        (ServerSettings, "MILL_REQUEST_TIMEOUT_S", "-1", "greater than 0"),
+        (ServerSettings, "MILL_REQUEST_TIMEOUT_S", "inf", "finite"),
+        (ServerSettings, "MILL_PROTOCOL", "grpc", "'auto'"),
+        (ServerSettings, "MILL_MODEL_URLS", "gpu-1:8000", "http://127.0.0.1:8000/v1"),
+        (ServerSettings, "MILL_MODEL_URLS", "http://a,ftp://b", "'ftp://b'"),
+        (ServerSettings, "MILL_MODEL_URLS", "http:///v1", "http://127.0.0.1:8000/v1"),
+        (GenerationSettings, "MILL_TEMPERATURE", "-0.1", "greater than or equal to 0"),
+        (GenerationSettings, "MILL_TEMPERATURE", "nan", "finite"),
+        (GenerationSettings, "MILL_TOP_P", "1.5", "less than or equal to 1"),
+        (GenerationSettings, "MILL_KEEP_TRUNCATED", "perhaps", "boolean"),
+        (GenerationSettings, "MILL_STOP", '["a"', "delimiter"),
+        (GenerationSettings, "MILL_EXTRA_BODY", "{", "JSON"),
+        (GenerationSettings, "MILL_CHAT_TEMPLATE_KWARGS", "[1]", "JSON object"),
+        (BrokerSettings, "MILL_KEY_PREFIX", "a b", "pattern"),
+        (WorkerSettings, "MILL_LEASE_S", "1", "greater than or equal to 5"),
+        (QueueSettings, "MILL_MAX_PENDING", "0", "greater than or equal to 1"),
+    ],
+)
+def test_refusals_name_the_variable(
+    group: type[ServerSettings], name: str, text: str, accepted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that cannot be used is refused in one sentence with the variable's name and what it accepts."""
+    monkeypatch.setenv(name, text)
+    message = str(_refusal(group))
+    assert message.startswith(f"{name} cannot be used: ")
+    assert accepted in message
+    assert message.endswith(".")
+    assert "\n" not in message
+
+
+def test_broken_toml_is_refused(tmp_path: Path) -> None:
+    """A file that is not TOML is named, and the command ends with the code for wrong settings."""
+    (tmp_path / "promptmill.toml").write_text("max_tokens = = 1\n")
+    error = _refusal(GenerationSettings)
+    assert "promptmill.toml" in str(error)
+    assert error.exit_code == 2
+
+
+def test_secrets_never_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords and keys show in no text form of the settings."""
+    monkeypatch.setenv("MILL_REDIS_URL", f"redis://:{SECRET}@h/0")
+    monkeypatch.setenv("MILL_REDIS_PASSWORD", SECRET)
+    monkeypatch.setenv("MILL_API_KEY", SECRET)
+    broker, server = settings.load(BrokerSettings), settings.load(ServerSettings)
+    forms = [repr(broker), str(broker), str(broker.model_dump()), broker.model_dump_json(), repr(server), str(server)]
+    assert SECRET not in " ".join(forms)
+    assert server.api_key is not None
+    assert server.api_key.get_secret_value() == SECRET
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "text"),
+    [
+        (BrokerSettings, "MILL_KEY_PREFIX", "a b"),
+        (ServerSettings, "MILL_MAX_IN_FLIGHT", "x"),
+        (ServerSettings, "MILL_MODEL_URLS", f"me:{SECRET}@gpu-1:8000"),
+        (ServerSettings, "MILL_MODEL_URLS", f"ftp://me:{SECRET}@gpu-1"),
+        (GenerationSettings, "MILL_EXTRA_BODY", f'{{"key": "{SECRET}"'),
+    ],
+)
+def test_secrets_are_in_no_error(
+    group: type[ServerSettings], name: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even the traceback of a refused setting holds a password or a key."""
+    monkeypatch.setenv("MILL_REDIS_URL", f"redis://:{SECRET}@h/0")
+    monkeypatch.setenv("MILL_REDIS_PASSWORD", SECRET)
+    monkeypatch.setenv("MILL_API_KEY", SECRET)
+    monkeypatch.setenv(name, text)
+    error = _refusal(group)
+    assert str(error).startswith(name)
+    assert SECRET not in "".join(traceback.format_exception(error))
+
+
+def test_settings_are_frozen() -> None:
+    """Nobody changes a setting after it was read."""
+    with pytest.raises(ValueError, match="frozen"):
+        settings.load(QueueSettings).max_pending = 1  # type: ignore[misc]
+
+
+def test_unknown_variables_get_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt variable is told with the name it probably means; variables of others are left alone."""
+    monkeypatch.setenv("MILL_MAX_INFLIGHT", "4")
+    assert settings.unknown_variables() == [
+        "MILL_MAX_INFLIGHT is not a setting of promptmill and has no effect; did you mean MILL_MAX_IN_FLIGHT?"
+    ]
+    assert settings.unknown_variables({"MILL_REDIS_URL": "x", "HOME": "/", "mill_model": "m"}) == []
+    assert settings.unknown_variables({"MILL_ZZZZZZZ": ""})[0].endswith("has no effect.")
+
+
+def test_carried_settings_ignore_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that travel with a dataset are rebuilt from their content alone, whatever is set where they are used."""
+    content = settings.load(GenerationSettings, model="m", stop=["a"], top_p=0.9).content()
+    (tmp_path / "promptmill.toml").write_text("top_k = 5\n")
+    (tmp_path / ".env").write_text("MILL_MIN_P=0.5\n")
+    monkeypatch.setenv("MILL_TEMPERATURE", "0.9")
+    monkeypatch.setenv("MILL_MODEL", "other")
+    carried = settings.generation_from_content({**content, "samples_per_prompt": 2})
+    assert carried.content() == content
+    assert carried.sampling() == {"max_tokens": 8192, "stop": ["a"], "top_p": 0.9}
+
+
+def test_carried_settings_that_do_not_fit_are_refused() -> None:
+    """Settings of another version that this one cannot understand are refused, not guessed."""
+    with pytest.raises(SettingError, match=r"do not fit this version.*MILL_MAX_TOKENS"):
+        settings.generation_from_content({"max_tokens": "lots"})
+
+
+def test_fingerprint_never_changes() -> None:
+    """A fingerprint depends on content alone: not on order, machine or version."""
+    content = settings.load(GenerationSettings, model="m", temperature=0.5, stop=("é",)).content()
+    assert settings.fingerprint(content) == "3876bbde1b491200"
+    assert settings.fingerprint(dict(reversed(content.items()))) == settings.fingerprint(content)
+    assert settings.fingerprint({**content, "temperature": 0.6}) != settings.fingerprint(content)
+
+
+def test_compare_names_what_differs() -> None:
+    """A comparison names each field with its old and new value, and null where it has none."""
+    before, after = {"model": "a", "top_p": 0.9, "max_tokens": 8}, {"model": "b", "max_tokens": 8, "stop": ["x"]}
+    assert settings.compare(before, after) == ['model: "a" -> "b"', 'stop: null -> ["x"]', "top_p: 0.9 -> null"]
+    assert settings.compare(before, dict(before)) == []
+
+
+def test_default_variable_leaves_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another library's variable gets our value only where the user has set none."""
+    monkeypatch.setenv("SOME_CONF", "theirs")
+    settings.set_default_variable("SOME_CONF", "ours")
+    assert settings.child_environment({"MILL_MODEL": "m"})["SOME_CONF"] == "theirs"
+    monkeypatch.delenv("SOME_CONF")
+    settings.set_default_variable("SOME_CONF", "ours")
+    assert settings.child_environment()["SOME_CONF"] == "ours"
+    monkeypatch.delenv("SOME_CONF")
+
+
+def test_child_environment_adds_without_touching_ours() -> None:
+    """A child process gets our variables and its own; ours stay as they are."""
+    assert settings.child_environment({"MILL_MODEL": "m"})["MILL_MODEL"] == "m"
+    assert "MILL_MODEL" not in settings.child_environment()

@@ -1,0 +1,245 @@
+"""An OpenAI-style chat answer, in any server's dialect, made into a completion."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, Never
+
+import msgspec
+
+from app.records import Completion, Usage
+from workers.clients.base import CallFailed
+from workers.faults import FaultKind, classify_error_body, make_fault
+from workers.wording import quote_start
+
+SPLIT_FROM_CONTENT = "content"
+"""The reasoning field's name where the server left the reasoning in the content and it was split off here."""
+
+_FINISHED = frozenset({"stop", "length", "tool_calls", "content_filter"})
+_OPENING, _CLOSING = "<think>", "</think>"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HTML = re.compile(rb"\s*<(!doctype|html|head|body)", re.IGNORECASE)
+_IDS = list[int]
+
+
+def decode_answer(body: bytes) -> dict[str, Any]:
+    """Return an answer's JSON object; NaN and Infinity become null, unpaired surrogates U+FFFD.
+
+    Raises CallFailed (bad_answer) for anything that is no JSON object.
+    """
+    try:
+        answer = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        answer = _decode_leniently(body)
+    if not isinstance(answer, dict):
+        _refuse("the answer is no JSON object", body)
+    return answer
+
+
+def parse_chat_answer(body: dict[str, Any]) -> Completion:
+    """Return the completion of a decoded chat answer: its first choice.
+
+    What decides whether the answer is usable (choice, message, texts, tool calls, finish reason) must have the
+    right type; of the rest (usage, ids, names) whatever has a wrong type is unknown, hence None.
+    Raises CallFailed for error bodies, answers that are none, and answers that were broken off.
+    """
+    if body.get("error") or body.get("object") == "error":
+        raise CallFailed(classify_error_body(body))
+    choice, message = _choice_and_message(body)
+    finish_reason = _finish_reason(choice, body)
+    content, thoughts = _content(message.get("content"), body)
+    reasoning, field = _reasoning(message, body)
+    if reasoning is None and thoughts:
+        reasoning, field = thoughts, SPLIT_FROM_CONTENT
+    if reasoning is None and content and (split := split_think(content)):
+        (reasoning, content), field = split, SPLIT_FROM_CONTENT
+    tool_calls = _tool_calls(message.get("tool_calls"), body)
+    usage = _usage(body.get("usage"))
+    # A single token may be the end token alone: then the model really said nothing.
+    if not (content or reasoning or tool_calls) and (usage.completion_tokens or 0) > 1:
+        words = f"{usage.completion_tokens} tokens were generated, but no text came; the answer starts"
+        raise CallFailed(make_fault(FaultKind.EMPTY_ANSWER, f"{words}: {quote_start(body)}", status=200))
+    stop_reason = choice.get("stop_reason", choice.get("matched_stop"))
+    return Completion(
+        content=content,
+        reasoning=reasoning,
+        reasoning_field=field,
+        tool_calls=tool_calls,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason if isinstance(stop_reason, str) or _is_int(stop_reason) else None,
+        prompt_token_ids=_ids(body.get("prompt_token_ids")) or _ids(choice.get("prompt_token_ids")),
+        output_ids=_output_ids(choice, body),
+        usage=usage,
+        model=_str_or_none(body.get("model")),
+        response_id=_str_or_none(body.get("id")),
+    )
+
+
+def split_think(content: str) -> tuple[str, str] | None:
+    """Split content that a server without a reasoning parser returned whole into reasoning and content.
+
+    Some templates put the opening tag into the prompt, so a lone closing tag splits too. Text is never changed, only
+    the tags are taken out. None: there is nothing to split, or it is unclear where (several tags, or a closing tag
+    in quotes), and then the tags stay for the verdict to see.
+    """
+    head, closing, tail = content.partition(_CLOSING)
+    if not closing or _CLOSING in tail or _OPENING in tail:
+        return None
+    before, opening, thoughts = head.partition(_OPENING)
+    if opening:
+        return None if before.strip() or _OPENING in thoughts else (thoughts, tail)
+    quoted = head[-1:] in {"`", '"', "'"} and tail[:1] == head[-1:]
+    return None if quoted else (head, tail)
+
+
+def _decode_leniently(body: bytes) -> Any:
+    if not body.strip():
+        _refuse("the answer is empty", body)
+    if _HTML.match(body):
+        _refuse("the answer is an HTML page", body)
+    try:
+        return _strict(json.loads(body.decode("utf-8-sig", "replace"), parse_constant=lambda _name: None))
+    except (ValueError, RecursionError):
+        _refuse("the answer is not JSON, or only the start of it", body)
+
+
+def _strict(value: Any) -> Any:
+    """Return decoded JSON with everything that strict UTF-8 JSON cannot hold replaced."""
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    if isinstance(value, dict):
+        return {_strict(key): _strict(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _refuse(why: str, body: Any) -> Never:
+    start = quote_start(body) or "nothing"
+    raise CallFailed(make_fault(FaultKind.BAD_ANSWER, f"HTTP 200, but {why}; it starts: {start}", status=200))
+
+
+def _choice_and_message(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        _refuse("the answer has no choices", body)
+    choice = choices[0]
+    if not isinstance(choice, dict):
+        _refuse("the answer's choice is no object", body)
+    if choice.get("error"):
+        raise CallFailed(classify_error_body(choice))
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        _refuse("the answer's choice has no message", body)
+    return choice, message
+
+
+def _finish_reason(choice: dict[str, Any], body: dict[str, Any]) -> str:
+    reason = choice.get("finish_reason")
+    if reason is not None and not isinstance(reason, str):
+        _refuse("the answer's finish_reason is no string", body)
+    if reason in _FINISHED:
+        return str(reason)
+    kind = FaultKind.ABORTED if reason == "abort" else FaultKind.UNFINISHED
+    words = f"the answer ended with finish_reason {json.dumps(reason)}; it starts: {quote_start(body)}"
+    raise CallFailed(make_fault(kind, words, status=200))
+
+
+def _content(content: Any, body: dict[str, Any]) -> tuple[str | None, str]:
+    """Return the text, and the reasoning that stands among the parts of a content list."""
+    if content is None or isinstance(content, str):
+        return content, ""
+    if not isinstance(content, list):
+        _refuse("the answer's content is neither text nor parts", body)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for part in content:
+        text = part if isinstance(part, str) else _part_text(part)
+        if text is None:
+            _refuse("the answer's content has a part without text", body)
+        is_thought = isinstance(part, dict) and part.get("type") in {"thinking", "reasoning"}
+        (thoughts if is_thought else texts).append(text)
+    return "".join(texts), "".join(thoughts)
+
+
+def _part_text(part: Any) -> str | None:
+    if not isinstance(part, dict):
+        return None
+    for name in ("text", "thinking", "summary"):
+        value = part.get(name)
+        if isinstance(value, str):
+            return value
+        if isinstance(value, list):
+            texts = [item if isinstance(item, str) else _part_text(item) for item in value]
+            return None if None in texts else "".join(text for text in texts if text)
+    return None
+
+
+def _reasoning(message: dict[str, Any], body: dict[str, Any]) -> tuple[str | None, str | None]:
+    for name in ("reasoning", "reasoning_content"):
+        text = message.get(name)
+        if text is not None and not isinstance(text, str):
+            _refuse(f"the answer's {name} is no text", body)
+        if text:
+            return text, name
+    details = message.get("reasoning_details")
+    if details is not None and not isinstance(details, list):
+        _refuse("the answer's reasoning_details is no list", body)
+    # Encrypted details carry no text.
+    text = "".join(filter(None, map(_part_text, details or ())))
+    return (text, "reasoning_details") if text else (None, None)
+
+
+def _tool_calls(calls: Any, body: dict[str, Any]) -> list[dict[str, Any]] | None:
+    if calls is None:
+        return None
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        _refuse("the answer's tool_calls is no list of objects", body)
+    return calls or None
+
+
+def _usage(usage: Any) -> Usage:
+    if not isinstance(usage, dict):
+        return Usage()
+    completion, prompt = usage.get("completion_tokens_details"), usage.get("prompt_tokens_details")
+    reasoning = completion.get("reasoning_tokens") if isinstance(completion, dict) else None
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens")),
+        completion_tokens=_count(usage.get("completion_tokens")),
+        reasoning_tokens=_count(usage.get("reasoning_tokens") if reasoning is None else reasoning),
+        cached_tokens=_count(prompt.get("cached_tokens") if isinstance(prompt, dict) else None),
+    )
+
+
+def _output_ids(choice: dict[str, Any], body: dict[str, Any]) -> list[int] | None:
+    verbose = body.get("__verbose")
+    candidates = (
+        choice.get("token_ids"),
+        choice.get("response_token_ids"),
+        verbose.get("tokens") if isinstance(verbose, dict) else None,
+    )
+    return next(filter(None, map(_ids, candidates)), None)
+
+
+def _ids(value: Any) -> list[int] | None:
+    """Return a list of token ids, or None for anything else; servers that were not asked may send an empty list."""
+    if not value:
+        return None
+    try:
+        return msgspec.convert(value, _IDS)
+    except msgspec.ValidationError:
+        return None
+
+
+def _count(value: Any) -> int | None:
+    return value if _is_int(value) and value >= 0 else None
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _str_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

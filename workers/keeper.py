@@ -1,0 +1,111 @@
+"""A worker's periodic duties beside the work: heartbeat, progress files, the sweep for lost tickets."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import redis.exceptions
+
+from app.errors import MillError
+from app.queue import Queue
+
+logger = logging.getLogger(__name__)
+
+_BEAT_S = 1.0
+_SECOND_LOOK_S = 2.0
+"""Seconds between the two looks that prove a ticket lost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Duties:
+    """What the keeper calls, so that it needs to know no other room."""
+
+    heartbeat: Callable[[], Mapping[str, Any]]
+    publish: Callable[[str, Sequence[str]], None]
+    write_progress: Callable[[], None]
+
+
+class Keeper:
+    """A thread that beats once a second and takes its turns at the duties that one worker does for all."""
+
+    def __init__(self, books: Queue, owner: str, duties: Duties, *, lease_s: float, progress_s: float) -> None:
+        self._books = books
+        self._owner = owner
+        self._duties = duties
+        self._lease_s = lease_s
+        self._progress_s = progress_s
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mill-keeper", daemon=True)
+        self._queues: tuple[set[str], set[str]] = (set(), set())
+        self._away = False
+
+    @property
+    def queues(self) -> tuple[set[str], set[str]]:
+        """The queues to read and those of paused datasets, as of the last beat."""
+        return self._queues
+
+    def start(self) -> None:
+        """Beat once, so that the worker is known before it takes work, then go on in the thread."""
+        if not self._books.workers():
+            self._books.begin_session()
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and the worker's presence."""
+        self._ended.set()
+        self._thread.join(10)
+        try:
+            self._books.part(self._owner)
+        except redis.exceptions.RedisError:
+            logger.debug("Redis is away; the heartbeat expires by itself")
+
+    def _run(self) -> None:
+        while not self._ended.wait(_BEAT_S):
+            try:
+                self._beat()
+                self._sweep()
+                self._progress()
+            except redis.exceptions.RedisError:
+                if not self._away:
+                    logger.warning("Redis is away; finished records are written, and the work goes on when it is back")
+                self._away = True
+                continue
+            if self._away:
+                logger.warning("Redis is back")
+            self._away = False
+
+    def _beat(self) -> None:
+        # Shorter than the visibility timeout: when a dead worker's ticket comes back, its heartbeat is gone.
+        self._books.beat(self._owner, self._duties.heartbeat(), ttl_s=max(3.0, self._lease_s / 3))
+        self._queues = self._books.queues()
+
+    def _sweep(self) -> None:
+        """Re-queue samples whose ticket was lost (kombu's window between popping and noting a message)."""
+        if not self._books.take_turn("sweep", self._owner, for_s=self._lease_s / 6):
+            return
+        suspects = {dataset: self._books.without_ticket(dataset) for dataset in self._books.datasets()}
+        if not any(suspects.values()) or self._ended.wait(_SECOND_LOOK_S):
+            return
+        for dataset, ids in suspects.items():
+            lost = sorted(ids & self._books.without_ticket(dataset)) if ids else []
+            if lost:
+                logger.warning("dataset %s: %d tickets were lost and are queued again", dataset, len(lost))
+                self._duties.publish(dataset, lost)
+
+    def _progress(self) -> None:
+        if not self._books.take_turn("progress", self._owner, for_s=self._progress_s):
+            return
+        started = time.monotonic()
+        try:
+            self._duties.write_progress()
+        except MillError as error:
+            logger.warning("progress could not be written: %s", error)
+        for dataset in self._books.datasets():
+            self._books.trim_rates(dataset)
+        logger.debug("progress written in %.3f s", time.monotonic() - started)

@@ -1,0 +1,110 @@
+"""Keeps deliveries alive while they run, and takes the dataset queues in: Celery bootsteps (docs/design/lease.md)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import kombu.transport.redis
+import redis.exceptions
+from celery import bootsteps
+from celery.worker import state
+
+logger = logging.getLogger(__name__)
+
+_BEATS_PER_LEASE = 5
+_FOLLOW_S = 1.0
+
+
+class LeaseKeeper(bootsteps.StartStopStep):  # type: ignore[misc] # celery is untyped
+    """Refreshes the score of every running delivery, so that only a dead worker's deliveries run out.
+
+    kombu gives a delivery back when its score in `unacked_index` is older than the visibility timeout; it never
+    refreshes that score itself. After a lost connection, state.requests still knows the deliveries that run.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._timer: Any = None
+
+    def start(self, consumer: Any) -> None:
+        """Refresh at once (a connection may have been away for long) and then several times per lease."""
+        visibility_s = consumer.task_consumer.channel.visibility_timeout
+        self.refresh(consumer)
+        self._timer = consumer.timer.call_repeatedly(visibility_s / _BEATS_PER_LEASE, self.refresh, (consumer,))
+
+    def stop(self, _consumer: Any) -> None:
+        """Stop refreshing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def refresh(self, consumer: Any) -> None:
+        """Set the score of every delivery that this worker holds to now."""
+        tags = {request._message.delivery_tag for request in list(state.requests.values())}  # noqa: SLF001 no public name
+        if not tags:
+            return
+        channel, now = consumer.task_consumer.channel, time.time()
+        try:
+            with channel.conn_or_acquire() as client:
+                client.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
+        except redis.exceptions.RedisError:
+            logger.debug("deliveries could not be refreshed; the connection is coming back", exc_info=True)
+
+
+class QueueFollower(bootsteps.StartStopStep):  # type: ignore[misc] # celery is untyped
+    """Reads the queues of all known datasets, and of none that is paused."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    wanted: Callable[[], tuple[set[str], set[str]]] = staticmethod(lambda: (set(), set()))
+    """Returns the queues to read and those not to; set at the worker's start."""
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._timer: Any = None
+
+    def start(self, consumer: Any) -> None:
+        """Read the queues at once, and look for changes every second."""
+        self.follow(consumer)
+        self._timer = consumer.timer.call_repeatedly(_FOLLOW_S, self.follow, (consumer,))
+
+    def stop(self, _consumer: Any) -> None:
+        """Stop looking."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def follow(self, consumer: Any) -> None:
+        """Begin or cease to read queues."""
+        read, ceased = self.wanted()
+        tasks = consumer.task_consumer
+        for name in sorted(read):
+            if not tasks.consuming_from(name):
+                consumer.add_task_queue(name)
+        for name in sorted(ceased):
+            if tasks.consuming_from(name):
+                consumer.cancel_task_queue(name)
+
+
+def keep_running_work_over_blips(stopping: Callable[[], bool]) -> None:
+    """Stop kombu from giving running deliveries back when a connection is lost and Redis is not.
+
+    kombu's channel gives all its deliveries back when it closes, so that a network blip runs every task twice. They
+    are still running here and LeaseKeeper goes on refreshing them; only a worker that ends gives them back.
+    """
+    original = kombu.transport.redis.QoS.restore_unacked_once
+
+    def restore_unacked_once(qos: Any, stderr: Any = None) -> None:
+        if stopping():
+            original(qos, stderr)  # type: ignore[no-untyped-call]
+            return
+        qos._on_collect.cancel()  # noqa: SLF001 what the original does first
+        qos._flush()  # noqa: SLF001 same
+        # A closed channel's late acks need a pool; touching it makes one.
+        _ = qos.channel.pool
+
+    kombu.transport.redis.QoS.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]

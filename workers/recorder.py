@@ -1,0 +1,155 @@
+"""Group commit: many slots, one writer thread, one fsync; only then each task may return and Celery acks."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import redis.exceptions
+
+from app.errors import StoreError
+from app.ledger import Ledger, Pen
+from app.queue import Done, Queue
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+"""Seconds between two tries while the disk refuses a write."""
+_LARGEST_GROUP = 512
+
+
+class Entry(NamedTuple):
+    """A record on its way to the disk."""
+
+    dataset: str
+    ledger: Ledger
+    pen: Pen
+    recorded: Future[bool]
+    """Resolved with whether the line was new, once it is durable."""
+
+
+class _News(NamedTuple):
+    """What Redis shall hear of records that are durable."""
+
+    dataset: str
+    done: list[Done]
+    known: list[str]
+    """Ids that were recorded before, whose payloads are of no use."""
+
+
+class Recorder:
+    """Writes what has come in since the last write, for all datasets; there is no timer."""
+
+    def __init__(self, books: Queue, *, on_stall: Callable[[str | None], None]) -> None:
+        self._books = books
+        self._on_stall = on_stall
+        self._inbox: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._untold: list[_News] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mill-recorder", daemon=True)
+        self.stalled: str | None = None
+        """Why records wait in memory, if they do."""
+
+    def start(self) -> None:
+        """Start the writer thread."""
+        self._thread.start()
+
+    def put(self, entry: Entry) -> None:
+        """Hand a record over; its future is resolved when it is durable."""
+        self._inbox.put(entry)
+
+    def stop(self) -> None:
+        """Write what is left and end the thread."""
+        self._stopping.set()
+        self._inbox.put(None)
+        self._thread.join(30)
+
+    def _run(self) -> None:
+        while True:
+            group, ended = self._next_group()
+            by_dataset: dict[str, list[Entry]] = {}
+            for entry in group:
+                by_dataset.setdefault(entry.dataset, []).append(entry)
+            for dataset, entries in by_dataset.items():
+                self._record(dataset, entries)
+            if self._untold:
+                untold, self._untold = self._untold, []
+                self._tell(untold)
+            if ended:
+                return
+
+    def _next_group(self) -> tuple[list[Entry], bool]:
+        """Wait for one entry and take whatever else is there."""
+        group: list[Entry] = []
+        try:
+            entry = self._inbox.get(timeout=_RETRY_S if self._untold else None)
+            while True:
+                if entry is None:
+                    return group, True
+                group.append(entry)
+                if len(group) >= _LARGEST_GROUP:
+                    break
+                entry = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        return group, False
+
+    def _record(self, dataset: str, entries: list[Entry]) -> None:
+        try:
+            new = self._commit(dataset, entries)
+        except Exception as error:  # the waiting tasks hear of it; the writer goes on
+            logger.exception("dataset %s: %d records could not be written", dataset, len(entries))
+            for entry in entries:
+                entry.recorded.set_exception(error)
+            return
+        news = _News(dataset, [], [])
+        for entry, fresh in zip(entries, new, strict=True):
+            if fresh:
+                news.done.append(Done(entry.pen.id, entry.pen.kind, entry.pen.tokens))
+            else:
+                news.known.append(entry.pen.id)
+        self._tell([news])
+        for entry, fresh in zip(entries, new, strict=True):
+            entry.recorded.set_result(fresh)
+
+    def _commit(self, dataset: str, entries: list[Entry]) -> list[bool]:
+        """Write until it works: a full disk holds the records, it does not lose them.
+
+        Raises StoreError when the worker is told to end meanwhile.
+        """
+        pens = [entry.pen for entry in entries]
+        while True:
+            try:
+                committed = entries[0].ledger.commit(pens)
+            except StoreError as error:
+                self._stall(f"{error} {len(pens)} finished records of {dataset} wait in memory.")
+                if self._stopping.wait(_RETRY_S):
+                    raise
+                continue
+            for mending in committed.mended:
+                logger.warning("%s", mending)
+            self._stall(None)
+            return committed.new
+
+    def _stall(self, why: str | None) -> None:
+        if (why is None) != (self.stalled is None):
+            if why:
+                logger.error("%s No new request is sent.", why)
+            else:
+                logger.warning("The disk takes records again; the work goes on.")
+            self._on_stall(why)
+        self.stalled = why
+
+    def _tell(self, items: list[_News]) -> None:
+        """Tell Redis; while it is away its books wait: the records are durable, a redelivered ticket finds them."""
+        for place, news in enumerate(items):
+            try:
+                self._books.finish(news.dataset, news.done)
+                self._books.forget(news.dataset, news.known)
+            except redis.exceptions.RedisError:
+                self._untold += items[place:]
+                return

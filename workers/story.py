@@ -1,0 +1,228 @@
+"""The one straight story of a ticket: take the payload, ask, judge, record durably; only then may Celery ack."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import redis.exceptions
+
+from app import manifest, settings
+from app.errors import MillError
+from app.index import Entry as IndexEntry
+from app.jsonl import Mending
+from app.ledger import Ledger
+from app.places import dataset_folder
+from app.queue import Queue
+from app.records import Kind, Sample, Ticket
+from app.settings import GenerationSettings, StoreSettings
+from workers.caller import Caller
+from workers.loop import LoopThread
+from workers.outcomes import make_pen, make_record
+from workers.recorder import Entry, Recorder
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_REDIS_RETRY_S = 1.0
+
+
+class SampleFailed(Exception):  # noqa: N818 - what Flower shows: the sample failed
+    """A sample was given up; its failure record is durable. Raised so that Celery and Flower count a failure."""
+
+
+class HandedBack(Exception):  # noqa: N818 - no error: the ticket goes back to the queue
+    """The worker ends before the sample was recorded."""
+
+
+@dataclasses.dataclass
+class _Job:
+    """A sample that is being asked."""
+
+    dataset: str
+    sample: Sample
+    ledger: Ledger
+    generation: GenerationSettings
+    recorded: concurrent.futures.Future[bool]
+    failure: str | None = None
+    """Why it was given up, once it was."""
+
+
+class Story:
+    """Everything that a slot thread does with a ticket."""
+
+    def __init__(
+        self,
+        *,
+        books: Queue,
+        owner: str,
+        store: StoreSettings,
+        caller: Caller,
+        recorder: Recorder,
+        loop: LoopThread,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._books = books
+        self._owner = owner
+        self._store = store
+        self._caller = caller
+        self._recorder = recorder
+        self._loop = loop
+        self._stopping = stopping
+        self._lock = threading.Lock()
+        self._running: dict[Ticket, concurrent.futures.Future[bool]] = {}
+        self._asking = set[asyncio.Task[None]]()
+        self._ledgers: dict[str, Ledger] = {}
+        self._generation: dict[tuple[str, str], GenerationSettings] = {}
+
+    @property
+    def busy(self) -> int:
+        """Tickets that are being worked on."""
+        return len(self._running)
+
+    def generate(self, ticket: Ticket) -> None:
+        """Turn a ticket into a durable record, or find that there is nothing to do.
+
+        Raises SampleFailed when the sample was given up (and that is durable), HandedBack when the worker ends first.
+        """
+        if self._stopping():
+            raise HandedBack
+        recorded: concurrent.futures.Future[bool] = concurrent.futures.Future()
+        with self._lock:
+            if ticket in self._running:
+                return  # a second copy of a ticket that this worker is working on
+            self._running[ticket] = recorded
+        try:
+            self._work_on(ticket, recorded)
+        finally:
+            with self._lock:
+                del self._running[ticket]
+
+    def hand_back(self) -> int:
+        """Cancel every running request, so that its slot hands the ticket back; return how many there were."""
+        self._loop.soon(self._cancel_asking)
+        return len(self._asking)
+
+    def _cancel_asking(self) -> None:
+        for task in list(self._asking):
+            task.cancel()
+
+    def _work_on(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> None:
+        job = self._prepare(ticket, recorded)
+        if job is None:
+            return
+        self._loop.soon(self._start_asking, job)
+        try:
+            new = recorded.result()
+        except (concurrent.futures.CancelledError, MillError) as error:
+            if not self._stopping():
+                raise
+            with contextlib.suppress(redis.exceptions.RedisError):
+                self._books.release(ticket.dataset, ticket.sample_id)
+            raise HandedBack from error
+        if new and job.failure:
+            raise SampleFailed(job.failure)
+
+    def _prepare(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
+        """Return what is to be asked; None if somebody has finished the sample or is asking it."""
+        dataset, id_ = ticket.dataset, ticket.sample_id
+        taken = self._patiently(lambda: self._books.take(dataset, id_, self._owner))
+        if taken.sample is None:
+            return None
+        ledger = self._open(dataset)
+        if taken.state != "new":
+            # Its last owner died, perhaps between the fsync and the index: look at the file itself.
+            _tell(ledger.catch_up())
+        entry = ledger.look_up([id_]).get(id_)
+        if entry is not None and _is_finished(entry, taken.sample):
+            self._patiently(lambda: self._books.forget(dataset, [id_]))
+            return None
+        sample = taken.sample
+        generation = self._patiently(lambda: self._settings_of(dataset, sample))
+        if generation is None:
+            logger.error(
+                "dataset %s: the settings %s of sample %s are not known; run producer enqueue again",
+                dataset,
+                sample.settings,
+                id_,
+            )
+            self._patiently(lambda: self._books.forget(dataset, [id_]))
+            return None
+        return _Job(dataset, sample, ledger, generation, recorded)
+
+    def _open(self, dataset: str) -> Ledger:
+        with self._lock:
+            ledger = self._ledgers.get(dataset)
+            if ledger is None:
+                ledger = Ledger.open(dataset_folder(self._store.prepared_dir, dataset))
+                _tell(ledger.catch_up())
+                self._ledgers[dataset] = ledger
+            return ledger
+
+    def _settings_of(self, dataset: str, sample: Sample) -> GenerationSettings | None:
+        """Return the settings that the sample was enqueued with, from Redis or else from the manifest."""
+        key = (dataset, sample.settings)
+        if key not in self._generation:
+            content = self._books.settings(dataset, sample.settings)
+            if content is None:
+                known = manifest.read(self._open(dataset))
+                entries = known.settings if known else []
+                content = next((entry.content for entry in entries if entry.fingerprint == sample.settings), None)
+            if content is None:
+                return None
+            self._generation[key] = settings.generation_from_content(content)
+        return self._generation[key]
+
+    def _patiently(self, call: Callable[[], _T]) -> _T:
+        """Call Redis until it answers.
+
+        Raises HandedBack when the worker ends first.
+        """
+        while True:
+            try:
+                return call()
+            except redis.exceptions.RedisError as error:
+                if self._stopping():
+                    raise HandedBack from error
+                time.sleep(_REDIS_RETRY_S)
+
+    # In the loop
+
+    def _start_asking(self, job: _Job) -> None:
+        task = self._loop.loop.create_task(self._ask(job))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    async def _ask(self, job: _Job) -> None:
+        try:
+            outcome = await self._caller.ask(job.sample, job.generation)
+            record = make_record(job.dataset, job.sample, outcome, job.generation, worker=self._owner)
+            if record.verdict is Kind.FAILED:
+                job.failure = f"{record.reason}: {record.error}"
+                logger.warning("dataset %s: sample %s failed: %s", job.dataset, record.id, job.failure)
+            self._recorder.put(Entry(job.dataset, job.ledger, make_pen(record), job.recorded))
+        except asyncio.CancelledError:
+            job.recorded.cancel()
+            raise
+        except BaseException as error:
+            job.recorded.set_exception(error)  # else the slot that waits would wait for ever
+            raise
+
+
+def _is_finished(entry: IndexEntry, sample: Sample) -> bool:
+    """Tell whether the sample is recorded, in its round or for good."""
+    if entry.kind is Kind.PENDING:
+        return False
+    return entry.kind is Kind.ACCEPTED or entry.round >= sample.round
+
+
+def _tell(mended: list[Mending]) -> None:
+    for mending in mended:
+        logger.warning("%s", mending)

@@ -1,0 +1,101 @@
+"""The Celery task `generate`, and what happens when a worker process starts and stops."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from typing import Any
+
+from celery import signals
+from celery.exceptions import Reject
+
+from app import settings
+from app.celery import TASK, app
+from app.errors import MillError, UsageError
+from app.records import Ticket
+from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips
+from workers.mill import Mill
+from workers.story import HandedBack, SampleFailed
+
+logger = logging.getLogger(__name__)
+
+app.steps["consumer"].update((LeaseKeeper, QueueFollower))
+
+
+class Process:
+    """What this worker process runs; empty in Flower and in every other process that only knows the task."""
+
+    mill: Mill | None = None
+
+
+@app.task(name=TASK, acks_late=True, ignore_result=True, throws=(SampleFailed,))
+def generate(dataset: str, sample_id: str) -> None:
+    """Turn one ticket into a durable record; Celery acks when this returns."""
+    if Process.mill is None:
+        raise RuntimeError("this process is not a promptmill worker")
+    try:
+        Process.mill.generate(Ticket(dataset, sample_id))
+    except HandedBack as error:
+        raise Reject(str(error), requeue=True) from error
+
+
+@signals.celeryd_init.connect
+def name_node(instance: Any, **_signal: Any) -> None:
+    """Give a worker without a name of its own one that no other worker has: containers can share host and pid."""
+    user, _, host = instance.hostname.partition("@")
+    if user == "celery":
+        instance.hostname = f"mill-{secrets.token_hex(3)}@{host}"
+
+
+@signals.worker_init.connect
+def start(sender: Any, **_signal: Any) -> None:
+    """Build and start the worker's parts; a worker that could not do its work ends here with one sentence."""
+    try:
+        if "thread" not in str(sender.pool_cls):
+            raise UsageError("promptmill's workers use Celery's threads pool; leave -P out or say -P threads.")
+        for sentence in settings.unknown_variables():
+            logger.warning("%s", sentence)
+        owner = f"{sender.hostname}/{secrets.token_hex(3)}"
+        mill = Mill(app, owner=owner, slots=sender.concurrency)
+        keep_running_work_over_blips(lambda: mill.drain.stopping)
+        QueueFollower.wanted = staticmethod(lambda: mill.keeper.queues)
+        mill.start()
+    except MillError as error:
+        sys.stderr.write(f"promptmill: {error}\n")
+        raise SystemExit(error.exit_code) from None
+    Process.mill = mill
+    signals.worker_shutting_down.connect(mill.drain.signalled, weak=False)
+
+
+@signals.worker_ready.connect
+def tell(sender: Any, **_signal: Any) -> None:
+    """Say that the worker takes samples, and from where it gets answers."""
+    if Process.mill is not None:
+        logger.info("%s is ready. %s", sender.hostname, Process.mill.describe())
+
+
+@signals.worker_shutdown.connect
+def stop(**_signal: Any) -> None:
+    """End the worker's parts after its last task."""
+    if Process.mill is not None:
+        Process.mill.stop()
+        Process.mill = None
+
+
+@signals.after_setup_logger.connect
+def quieten(**_signal: Any) -> None:
+    """Let promptmill's own lines through at any log level of Celery's.
+
+    Left out are the two lines that Celery writes for every task, and the traceback of a ticket handed back.
+    """
+    for name in ("app", "workers"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    logging.getLogger("celery.worker.strategy").setLevel(logging.WARNING)
+    trace = logging.getLogger("celery.app.trace")
+    trace.setLevel(logging.WARNING)
+    trace.addFilter(_is_no_handing_back)
+
+
+def _is_no_handing_back(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], Reject))

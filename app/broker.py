@@ -160,7 +160,7 @@ def connect(url: BrokerUrl) -> Client:
         max_connections=32,
         timeout=_SOCKET_TIMEOUT_S,
     )
-    return redis.Redis(connection_pool=pool)
+    return redis.Redis.from_pool(pool)
 
 
 def check(client: Client, url: BrokerUrl) -> None:

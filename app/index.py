@@ -92,19 +92,30 @@ class Totals:
 
 
 class Index:
-    """One index file; reads are safe from any thread, writes only under the dataset folder's lock."""
+    """One index file; reads are safe from any thread, writes only under the dataset folder's lock.
+
+    Reading raises sqlite3.OperationalError where there is no index, another DatabaseError where it is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._reading = threading.Lock()
-        self._reader = _Connection(path)
-        self._writer = _Connection(path)
+        self._reader = _Connection(path, makes_file=False)
+        self._writer = _Connection(path, makes_file=True)
 
     def close(self) -> None:
         """Close both connections."""
         with self._reading:
             self._reader.close()
         self._writer.close()
+
+    def make(self) -> None:
+        """Make an empty index where there is none, or none that can be read."""
+        try:
+            self._writer.get()
+        except sqlite3.DatabaseError:
+            self.forget()
+            self._writer.get()
 
     def forget(self) -> None:
         """Delete the index file; the JSONL files hold everything."""
@@ -227,8 +238,9 @@ class IndexTransaction:
 class _Connection:
     """A connection that notices when the index file was deleted or replaced."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, makes_file: bool) -> None:
         self._path = path
+        self._makes_file = makes_file
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
 
@@ -245,6 +257,8 @@ class _Connection:
         if self._connection is None or inode != self._inode:
             self.close()
             if not inode:
+                if not self._makes_file:
+                    raise sqlite3.OperationalError(f"there is no {self._path}")
                 _unlink(self._path)  # a write-ahead log that outlived its file would be replayed into the new one
             self._connection = _connect(self._path)
             self._inode = self._path.stat().st_ino

@@ -163,6 +163,7 @@ class Ledger:
             with self._locked():
                 if not isinstance(error, sqlite3.OperationalError):
                     self._index.forget()  # it is damaged
+                    self._index.make()
                 self._catch_up()
             return read()
 
@@ -227,6 +228,7 @@ class Ledger:
     def _locked(self) -> Iterator[None]:
         with self.locked():
             try:
+                self._index.make()
                 yield
             except sqlite3.OperationalError as error:
                 full = error.sqlite_errorcode == sqlite3.SQLITE_FULL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import unicodedata
 from pathlib import Path
@@ -22,6 +23,7 @@ FILE_OF_KIND = {
 """The append-only files of a dataset folder, and what a line in each says of its id."""
 
 
+@functools.lru_cache(maxsize=4096)
 def folder_name(dataset: str) -> str:
     """Return the one folder name of a dataset; no two names share one, not even on a case-insensitive disk.
 

@@ -157,7 +157,7 @@ def _outlook(counts: Counts, rate: Rate, state: State, scene: Scene) -> tuple[fl
     settled = rate.settled_per_s
     rules = (
         (not counts.left, "nothing to do"),
-        (not scene.reachable, "Redis cannot be reached"),
+        (not scene.reachable, "without Redis nobody can tell what is queued"),
         (not counts.live, "nothing is queued"),
         (state is State.PAUSED, "paused"),
         (not scene.workers, "no worker is running"),

@@ -166,7 +166,7 @@ class RefusedRow(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     source: str
     row: int
     reason: str
-    """One word (see producer.samples.Refusal)."""
+    """One word (see producer.refusals.Reason)."""
     detail: str = ""
     """The reason in words, naming the field, role or line."""
     name: str | None = None

@@ -36,7 +36,8 @@ PRODUCER = Path(sys.executable).with_name("producer")
 WORKERS = 2
 SMALL_SERVER_SLOTS = 8
 SMALL_SERVER_PORT = 8011
-SHOWN = 3
+SHOWN = ("fruits", "planets", "sharegpt-moon")
+"""Ids of the prompts whose answers are printed: a plain one, one of several turns, a ShareGPT row."""
 SILENCE_S = 300
 """Without one more answer for this many seconds the demo gives up."""
 DONE = (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED)
@@ -54,7 +55,7 @@ def main() -> int:
         with _nothing_left_after_interrupt():
             return run(dataset, own_server=own_server)
     except MillError as error:
-        console.print(str(error), style="red")
+        console.print(str(error), style="red", soft_wrap=True)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -70,6 +71,7 @@ def run(dataset: str, *, own_server: bool) -> int:
     folder = dataset_folder(load(StoreSettings).prepared_dir, dataset)
     before = count(folder)
     total = sum(1 for line in PROMPTS.read_bytes().split(b"\n") if line.strip())
+    # Short answers keep the demo short; those that end in mid-sentence are kept too.
     limits = ("--max-tokens", "2048" if own_server else "256", "--keep-truncated")
     prompts = str(PROMPTS.relative_to(Path.cwd())) if PROMPTS.is_relative_to(Path.cwd()) else str(PROMPTS)
     run_command("enqueue", prompts, "--dataset", dataset, *limits)
@@ -131,7 +133,7 @@ def healthy(port: int) -> bool:
 
 def start_command(*arguments: str) -> subprocess.Popen[bytes]:
     """Show a `producer` command as one would type it, and start it."""
-    console.print(f"$ producer {' '.join(arguments)}", style="bold cyan")
+    console.print(f"$ producer {' '.join(arguments)}", style="bold cyan", soft_wrap=True)
     return subprocess.Popen([str(PRODUCER), *arguments])
 
 
@@ -159,7 +161,8 @@ def watch(folder: DatasetFolder, dataset: str) -> None:
     Raises MillError when none arrives for a long time.
     """
     done, last = count(folder), time.monotonic()
-    with start_command("monitor", dataset, "--until-done", "--interval", "1") as monitor:
+    interval_s = "1" if sys.stdout.isatty() else "5"
+    with start_command("monitor", dataset, "--until-done", "--interval", interval_s) as monitor:
         while monitor.poll() is None:
             time.sleep(0.2)
             if count(folder) != done:
@@ -181,12 +184,12 @@ def show(folder: DatasetFolder) -> None:
         console.print(Panel(Group(*turns, answer), title=title, title_align="left", width=min(console.width, 100)))
 
 
-def some_records(folder: DatasetFolder) -> Iterator[dict[str, Any]]:
-    """Yield a few records from different places of the file."""
+def some_records(folder: DatasetFolder) -> list[dict[str, Any]]:
+    """Return a few records: those whose ids begin as SHOWN says, where they are recorded."""
     path = folder.lines(Kind.ACCEPTED)
-    lines = [line for line in path.read_bytes().split(b"\n") if line] if path.exists() else []
-    for line in lines[:: max(1, len(lines) // SHOWN)][:SHOWN]:
-        yield json.loads(line)
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    records = [json.loads(line) for line in lines if line]
+    return [record for name in SHOWN for record in records if record["id"].startswith(f"{name}-")]
 
 
 def tell_what_runs(folder: DatasetFolder) -> None:
@@ -196,12 +199,12 @@ def tell_what_runs(folder: DatasetFolder) -> None:
     if services.flower_url:
         console.print(f"The dashboard:  {services.flower_url}")
     names = ", ".join(process.name for process in services.all)
-    console.print(f"Still running: {names}. Stop them with: make demo-stop", style="bold")
+    console.print(f"Still running: {names}. Stop them with: make demo-stop", style="bold", soft_wrap=True)
 
 
 def say(sentence: str) -> None:
     """Print one step."""
-    console.print(sentence)
+    console.print(sentence, soft_wrap=True)
 
 
 @contextlib.contextmanager

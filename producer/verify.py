@@ -111,12 +111,14 @@ class _Audit:
         self.counts = Counts()
         self.problems = list[str]()
         self.notes = list[str]()
+        self.sizes: dict[Kind, int] = {}
+        """How long each file was when it was read."""
 
     def run(self, queue: Queue | None, look_again_s: float) -> Report:
         # Redis first: an id is in samples.jsonl before it is there, and recorded before it leaves.
         queue = self._ask_redis(queue, look_again_s)
-        sizes, totals = self._still_point()
-        self.found.read_files(self.ledger.folder, sizes, dataset=self.dataset)
+        self.sizes, totals = self._still_point()
+        self.found.read_files(self.ledger.folder, self.sizes, dataset=self.dataset)
         missing = self._account(queue)
         self._say_what_is_left(missing, reached=queue is not None)
         self._check_files()
@@ -205,9 +207,9 @@ class _Audit:
         for ids in self.found.pages(Question.MISSING):
             gone = set(ids) - (queue.waiting_ids(self.dataset, ids) if queue else set())
             if queue and gone:
-                # Queued after Redis was read, and recorded since.
+                # Queued after Redis was read, and recorded after the files were.
                 known = self.ledger.look_up(gone)
-                gone -= {id_ for id_, entry in known.items() if entry.kind is not Kind.PENDING}
+                gone -= {id_ for id_, entry in known.items() if entry.offset >= self.sizes.get(entry.kind, 0)}
             self.counts.missing += len(gone)
             first += sorted(gone)[: _SHOWN - len(first)]
         return first

@@ -12,13 +12,14 @@ from app.records import Attempt, Completion, Sample, sample_seed
 from app.settings import GenerationSettings, WorkerSettings
 from workers.clients.base import Answer, CallFailed, Request
 from workers.endpoints import Endpoint, Endpoints, model_of
-from workers.faults import Fault, FaultKind, backoff_s
+from workers.faults import Fault, FaultKind, Scope, backoff_s
 
 logger = logging.getLogger(__name__)
 
 _KEPT_FAULTS = 16
-_SICK_ENDPOINT_FAULTS = 20
-"""Faults of a server that fails everybody which a sample may meet without using up an attempt."""
+_MAX_EXCUSED = 20
+"""Faults that a sample may meet without using up an attempt because they are likely not its own."""
+_MAY_BE_THE_SERVERS = frozenset({FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST})
 _REFUND_S = 5.0
 """A connection that broke this long before the server proved unreachable broke because the server went down."""
 
@@ -125,15 +126,9 @@ class Caller:
         if fault.kind is FaultKind.CONNECT and tries.lost_at and now - tries.lost_at < _REFUND_S:
             tries.counted -= 1
             tries.lost_at = 0.0
-        if fault.counted:
-            excused = (
-                fault.kind in {FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST}
-                and tries.excused < _SICK_ENDPOINT_FAULTS
-                and self._endpoints.is_sick(endpoint, call_started)
-            )
-            tries.excused += excused
-            tries.counted += not excused
-            if fault.kind is FaultKind.CONNECTION_LOST and not excused:
+        if self._counts(fault, tries, endpoint, call_started):
+            tries.counted += 1
+            if fault.kind is FaultKind.CONNECTION_LOST:
                 tries.lost_at = now
         goes_on = tries.counted < self._limits.max_attempts
         logger.log(
@@ -148,6 +143,18 @@ class Caller:
             fault.message,
         )
         return goes_on
+
+    def _counts(self, fault: Fault, tries: _Tries, endpoint: Endpoint, call_started: float) -> bool:
+        """Tell whether the fault uses up an attempt, excusing a bounded number that are likely not the sample's."""
+        if fault.scope is not Scope.SAMPLE:
+            return False
+        excusable = not fault.counted or (
+            fault.kind in _MAY_BE_THE_SERVERS and self._endpoints.is_sick(endpoint, call_started)
+        )
+        if excusable and tries.excused < _MAX_EXCUSED:
+            tries.excused += 1
+            return False
+        return True
 
     def _pause_s(self, fault: Fault, tries: _Tries) -> float:
         """Return how many seconds to wait before the next call."""

@@ -6,6 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
+
+from celery.apps.worker import install_worker_term_handler
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +34,9 @@ class Drain:
         """Whether a signal has come."""
         return self._signals > 0
 
-    def signalled(self, **_signal: object) -> None:
+    def signalled(self, sig: str = "SIGTERM", **_signal: object) -> None:
         """Note a signal; called inside the signal handler, so it only counts (a lock could be held already)."""
-        self._signals += 1
+        self._signals += 2 if sig == "SIGQUIT" else 1
 
     def end(self) -> None:
         """Stop watching: everything has finished."""
@@ -43,7 +46,10 @@ class Drain:
         while not self.stopping:
             if self._ended.wait(_POLL_S):
                 return
-        logger.info("stopping: no new samples; running requests have %.0f s to finish", self._drain_s)
+        logger.info(
+            "stopping: no new samples; running requests have %.0f s to finish, a second signal hands them back now",
+            self._drain_s,
+        )
         deadline = time.monotonic() + self._drain_s
         while self._signals < 2 and time.monotonic() < deadline:
             if self._ended.wait(_POLL_S):
@@ -51,3 +57,9 @@ class Drain:
         while not self._ended.wait(_POLL_S):
             if handed_back := self._hand_back():
                 logger.info("handed %d unfinished samples back to the queue", handed_back)
+
+
+def take_over_signals(worker: Any) -> None:
+    """Let Ctrl-C and SIGQUIT do what SIGTERM does: Celery's own second Ctrl-C kills jobs, which no thread pool can."""
+    for name in ("SIGINT", "SIGQUIT"):
+        install_worker_term_handler(worker, sig=name)

@@ -14,13 +14,15 @@ from app import settings
 from app.celery import TASK, app
 from app.errors import MillError, UsageError
 from app.records import Ticket
+from workers.events import EventBatcher
+from workers.drain import take_over_signals
 from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips
 from workers.mill import Mill
 from workers.story import HandedBack, SampleFailed
 
 logger = logging.getLogger(__name__)
 
-app.steps["consumer"].update((LeaseKeeper, QueueFollower))
+app.steps["consumer"].update((LeaseKeeper, QueueFollower, EventBatcher))
 
 
 class Process:
@@ -72,6 +74,7 @@ def start(sender: Any, **_signal: Any) -> None:
 def tell(sender: Any, **_signal: Any) -> None:
     """Say that the worker takes samples, and from where it gets answers."""
     if Process.mill is not None:
+        take_over_signals(sender)
         logger.info("%s is ready. %s", sender.hostname, Process.mill.describe())
 
 

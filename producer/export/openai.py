@@ -4,9 +4,9 @@ The columns are always these three. `tools` is JSON text (`null` without tools),
 common type. A message always has `role` and a text `content`; `tool_calls`, `tool_call_id` and `name` are there only
 where they mean something, because chat templates test for the key. Every assistant message has `weight`, OpenAI's own
 sign of what is trained on: 1 for the answer, 0 for the prompt's earlier turns. It also makes the keys of messages
-differ from the first row on, so that Hugging Face's JSON loader reads each message as it is: with equal keys at first,
-a first tool call after some 10 MB ends its run with an error. With `reasoning=field` every assistant message also has
-`reasoning_content`, always a text. In Parquet, absent keys are null, as Arrow has it.
+differ from the first row on, so that Hugging Face's JSON loader (datasets 4.7 or later) reads each message as it is:
+with equal keys at first, a first tool call after some 10 MB ends its run with an error. With `reasoning=field` every
+assistant message also has `reasoning_content`, always a text. In Parquet, absent keys are null, as Arrow has it.
 """
 
 from __future__ import annotations

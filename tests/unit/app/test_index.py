@@ -34,7 +34,11 @@ def _merge(index: Index, *rows: tuple[str, Entry]) -> int:
 
 
 def test_new_index_is_empty(index: Index) -> None:
-    """An index without lines knows nobody."""
+    """An index without lines knows nobody; one that was never written cannot be read."""
+    with pytest.raises(sqlite3.OperationalError):
+        index.look_up(["a"])
+    with index.transaction():
+        pass
     assert index.look_up(["a"]) == {}
     assert index.page("") == []
     assert (index.totals().samples, index.duplicates(), index.bad_lines(), index.files()) == (0, 0, [], {})
@@ -125,6 +129,7 @@ def test_a_deleted_index_is_noticed(index: Index) -> None:
     """An index file that somebody deletes is made anew, and no leftover log brings old rows back."""
     _merge(index, ("a", _entry()))
     index.path.unlink()
+    index.make()
     assert index.look_up(["a"]) == {}
     _merge(index, ("b", _entry()))
     assert set(index.look_up(["a", "b"])) == {"b"}
@@ -133,6 +138,7 @@ def test_a_deleted_index_is_noticed(index: Index) -> None:
 def test_two_processes_see_each_other(index: Index) -> None:
     """What one connection has committed another one reads at once."""
     other = Index(index.path)
+    other.make()
     assert other.look_up(["a"]) == {}
     _merge(index, ("a", _entry()))
     assert set(other.look_up(["a"])) == {"a"}
@@ -159,7 +165,7 @@ def test_an_index_that_cannot_be_opened(tmp_path: Path) -> None:
     """A folder that does not exist is told in one sentence with the index's path."""
     index = Index(tmp_path / "nowhere" / "index.sqlite")
     with pytest.raises(UnwritableError, match=r"nowhere/index\.sqlite cannot be used"):
-        index.totals()
+        index.make()
 
 
 _entries = st.builds(

@@ -257,7 +257,7 @@ def test_files_alone_tell_what_is_recorded(tmp_path: Path) -> None:
     part = snapshot.datasets["Ünï/set"]
     assert (part.counts.accepted, part.counts.left, part.counts.queued) == (3, 2, None)
     assert part.completion_tokens.total == 30
-    assert (part.state, part.eta_reason) == (State.UNKNOWN, "Redis cannot be reached")
+    assert (part.state, part.eta_reason) == (State.UNKNOWN, "without Redis nobody can tell what is queued")
     assert not snapshot.broker.reachable
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.errors import SourceError, UsageError
+from app.errors import DiskFullError, SourceError, UsageError
 from app.records import Sample, sample_id
 from producer.adapters.registry import choose
 from producer.formats.rows import Row, json_row
@@ -367,6 +367,14 @@ def test_seen_tells_what_was_met() -> None:
         assert second == [Before(None, 1), Before(2, None), Before(None, None), Before(None, None)]
         assert seen.count_refused(["x", "y", "x"]) == [1, 1, 2]
         assert seen.count_refused(["x", "a"]) == [3, 1]
+
+
+def test_a_full_temporary_disk_is_one_sentence() -> None:
+    """When the temporary file cannot grow, the user learns which folder is full."""
+    with Seen() as seen:
+        seen._db.execute("PRAGMA max_page_count = 4")
+        with pytest.raises(DiskFullError, match="SQLITE_TMPDIR"):
+            seen.meet([Meeting(f"sample-{number}", None, number) for number in range(10_000)])
 
 
 def test_seen_keeps_nothing_in_python() -> None:

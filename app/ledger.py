@@ -159,13 +159,18 @@ class Ledger:
     def _reading(self, read: Callable[[], _Result]) -> _Result:
         try:
             return read()
-        except sqlite3.DatabaseError as error:
+        except sqlite3.DatabaseError:
             with self._locked():
-                if not isinstance(error, sqlite3.OperationalError):
-                    self._index.forget()  # it is damaged
+                self._catch_up()  # it may only have been missing, and somebody else may have made it meanwhile
+                try:
+                    return read()
+                except sqlite3.OperationalError:
+                    raise
+                except sqlite3.DatabaseError:
+                    self._index.forget()
                     self._index.make()
-                self._catch_up()
-            return read()
+                    self._catch_up()
+                    return read()
 
     # Writing
 
@@ -247,6 +252,7 @@ class Ledger:
             raise
         except sqlite3.DatabaseError:
             self._index.forget()
+            self._index.make()
             seen = {}
         mended = list[jsonl.Mending]()
         for kind in Kind:

@@ -233,6 +233,8 @@ class Endpoints:
         self._redis_away = False
         for endpoint, block, (state, since, reason) in zip(self.all, blocks, shared, strict=True):
             endpoint.pool.renew(block)
+            if not state:
+                endpoint.unpublished = True  # Redis has forgotten it
             if not endpoint.unpublished and state and state != endpoint.state:
                 endpoint.set_state(State(state), reason, since=since)
             if endpoint.state is not State.UP and not endpoint.looking:

@@ -51,8 +51,12 @@ class Recorder:
         self._untold: list[_News] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mill-recorder", daemon=True)
-        self.stalled: str | None = None
-        """Why records wait in memory, if they do."""
+        self._stalls: dict[str, str] = {}
+
+    @property
+    def stalled(self) -> str | None:
+        """Why the disk takes no records, if so."""
+        return next(iter(list(self._stalls.values())), None)
 
     def start(self) -> None:
         """Start the writer thread."""
@@ -126,23 +130,29 @@ class Recorder:
             try:
                 committed = entries[0].ledger.commit(pens)
             except StoreError as error:
-                self._stall(f"{error} {len(pens)} finished records of {dataset} wait in memory.")
+                self.stall("write", f"{error} {len(pens)} finished records of {dataset} wait in memory.")
                 if self._stopping.wait(_RETRY_S):
                     raise
                 continue
             for mending in committed.mended:
                 logger.warning("%s", mending)
-            self._stall(None)
+            self.stall("write", None)
             return committed.new
 
-    def _stall(self, why: str | None) -> None:
-        if (why is None) != (self.stalled is None):
-            if why:
-                logger.error("%s No new request is sent.", why)
-            else:
-                logger.warning("The disk takes records again; the work goes on.")
-            self._on_stall(why)
-        self.stalled = why
+    def stall(self, step: str, why: str | None) -> None:
+        """Start no new request while a step (opening, writing) says why the disk refuses; None: it works again."""
+        before = self.stalled
+        if why is None:
+            self._stalls.pop(step, None)
+        else:
+            self._stalls[step] = why
+        if (before is None) == (self.stalled is None):
+            return
+        if why:
+            logger.error("%s No new request is sent.", why)
+        else:
+            logger.warning("The disk takes records again; the work goes on.")
+        self._on_stall(self.stalled)
 
     def _tell(self, items: list[_News]) -> None:
         """Tell Redis; while it is away its books wait: the records are durable, a redelivered ticket finds them."""

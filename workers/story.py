@@ -6,16 +6,16 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import redis.exceptions
 
 from app import manifest, settings
-from app.errors import MillError
+from app.errors import MillError, StoreError
 from app.index import Entry as IndexEntry
 from app.jsonl import Mending
 from app.ledger import Ledger
@@ -30,8 +30,8 @@ from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-_REDIS_RETRY_S = 1.0
+_RETRY_S = 1.0
+"""Seconds between two tries while Redis or the disk is away."""
 
 
 class SampleFailed(Exception):  # noqa: N818 - what Flower shows: the sample failed
@@ -77,6 +77,7 @@ class Story:
         self._loop = loop
         self._stopping = stopping
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._running: dict[Ticket, concurrent.futures.Future[bool]] = {}
         self._asking = set[asyncio.Task[None]]()
         self._ledgers: dict[str, Ledger] = {}
@@ -121,19 +122,40 @@ class Story:
         self._loop.soon(self._start_asking, job)
         try:
             new = recorded.result()
-        except (concurrent.futures.CancelledError, MillError) as error:
-            if not self._stopping():
-                raise
+        except BaseException as error:
+            # Whatever it was, nobody asks the sample now: the ticket or the sweep brings it back.
             with contextlib.suppress(redis.exceptions.RedisError):
                 self._books.release(ticket.dataset, ticket.sample_id)
-            raise HandedBack from error
+            if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
+                raise HandedBack from error
+            raise
         if new and job.failure:
             raise SampleFailed(job.failure)
 
     def _prepare(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
+        """Return what is to be asked, waiting while Redis or the disk is away; None if there is nothing to do.
+
+        Raises HandedBack when the worker ends first.
+        """
+        while True:
+            try:
+                job = self._look_up(ticket, recorded)
+            except redis.exceptions.RedisError as error:
+                trouble: Exception = error
+            except StoreError as error:
+                self._recorder.stall("open", str(error))
+                trouble = error
+            else:
+                self._recorder.stall("open", None)
+                return job
+            if self._stopping():
+                raise HandedBack from trouble
+            time.sleep(_RETRY_S)
+
+    def _look_up(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
         """Return what is to be asked; None if somebody has finished the sample or is asking it."""
         dataset, id_ = ticket.dataset, ticket.sample_id
-        taken = self._patiently(lambda: self._books.take(dataset, id_, self._owner))
+        taken = self._books.take(dataset, id_, self._owner)
         if taken.sample is None:
             return None
         ledger = self._open(dataset)
@@ -142,23 +164,22 @@ class Story:
             _tell(ledger.catch_up())
         entry = ledger.look_up([id_]).get(id_)
         if entry is not None and _is_finished(entry, taken.sample):
-            self._patiently(lambda: self._books.forget(dataset, [id_]))
+            self._books.forget(dataset, [id_])
             return None
-        sample = taken.sample
-        generation = self._patiently(lambda: self._settings_of(dataset, sample))
+        generation = self._settings_of(dataset, taken.sample)
         if generation is None:
             logger.error(
                 "dataset %s: the settings %s of sample %s are not known; run producer enqueue again",
                 dataset,
-                sample.settings,
+                taken.sample.settings,
                 id_,
             )
-            self._patiently(lambda: self._books.forget(dataset, [id_]))
+            self._books.forget(dataset, [id_])
             return None
-        return _Job(dataset, sample, ledger, generation, recorded)
+        return _Job(dataset, taken.sample, ledger, generation, recorded)
 
     def _open(self, dataset: str) -> Ledger:
-        with self._lock:
+        with self._opening:
             ledger = self._ledgers.get(dataset)
             if ledger is None:
                 ledger = Ledger.open(dataset_folder(self._store.prepared_dir, dataset))
@@ -180,40 +201,28 @@ class Story:
             self._generation[key] = settings.generation_from_content(content)
         return self._generation[key]
 
-    def _patiently(self, call: Callable[[], _T]) -> _T:
-        """Call Redis until it answers.
-
-        Raises HandedBack when the worker ends first.
-        """
-        while True:
-            try:
-                return call()
-            except redis.exceptions.RedisError as error:
-                if self._stopping():
-                    raise HandedBack from error
-                time.sleep(_REDIS_RETRY_S)
-
     # In the loop
 
     def _start_asking(self, job: _Job) -> None:
         task = self._loop.loop.create_task(self._ask(job))
         self._asking.add(task)
-        task.add_done_callback(self._asking.discard)
+        task.add_done_callback(functools.partial(self._settle, job))
 
     async def _ask(self, job: _Job) -> None:
-        try:
-            outcome = await self._caller.ask(job.sample, job.generation)
-            record = make_record(job.dataset, job.sample, outcome, job.generation, worker=self._owner)
-            if record.verdict is Kind.FAILED:
-                job.failure = f"{record.reason}: {record.error}"
-                logger.warning("dataset %s: sample %s failed: %s", job.dataset, record.id, job.failure)
-            self._recorder.put(Entry(job.dataset, job.ledger, make_pen(record), job.recorded))
-        except asyncio.CancelledError:
+        outcome = await self._caller.ask(job.sample, job.generation)
+        record = make_record(job.dataset, job.sample, outcome, job.generation, worker=self._owner)
+        if record.verdict is Kind.FAILED:
+            job.failure = f"{record.reason}: {record.error}"
+            logger.warning("dataset %s: sample %s failed: %s", job.dataset, record.id, job.failure)
+        self._recorder.put(Entry(job.dataset, job.ledger, make_pen(record), job.recorded))
+
+    def _settle(self, job: _Job, task: asyncio.Task[None]) -> None:
+        """Tell the slot that waits when no record will come."""
+        self._asking.discard(task)
+        if task.cancelled():
             job.recorded.cancel()
-            raise
-        except BaseException as error:
-            job.recorded.set_exception(error)  # else the slot that waits would wait for ever
-            raise
+        elif error := task.exception():
+            job.recorded.set_exception(error)
 
 
 def _is_finished(entry: IndexEntry, sample: Sample) -> bool:

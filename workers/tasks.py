@@ -14,8 +14,8 @@ from app import settings
 from app.celery import TASK, app
 from app.errors import MillError, UsageError
 from app.records import Ticket
-from workers.events import EventBatcher
 from workers.drain import take_over_signals
+from workers.events import EventBatcher
 from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips
 from workers.mill import Mill
 from workers.story import HandedBack, SampleFailed

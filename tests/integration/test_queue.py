@@ -318,3 +318,14 @@ def test_the_celery_app_follows_the_settings(celery: Celery, broker: Broker, mon
     )
     assert (celery.conf.worker_pool, celery.conf.worker_prefetch_multiplier) == ("threads", 1)
     other.close()
+
+
+def test_a_celery_command_ends_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the settings cannot be used, the app that Celery asks for is one sentence and the exit code for that."""
+    monkeypatch.setenv("MILL_REDIS_URL", "http://h")
+    with pytest.raises(SystemExit) as caught:
+        mill_celery._app_or_exit()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("promptmill: MILL_REDIS_URL cannot be used: ")

@@ -74,8 +74,8 @@ class Queue:
     def __init__(self, client: Client, keys: Keys) -> None:
         self.client = client
         self.keys = keys
-        script = resources.files("app").joinpath("lua/take.lua").read_text(encoding="utf-8")
-        self._take = client.register_script(script)
+        self._take = client.register_script(_script("take"))
+        self._release = client.register_script(_script("release"))
 
     # Filling
 
@@ -140,9 +140,9 @@ class Queue:
             return Taken(text(state))
         return Taken(text(state), _decode_sample(rest[0]), int(rest[1]))
 
-    def release(self, dataset: str, sample_id: str) -> None:
-        """Give a sample back that was taken and not recorded."""
-        self.client.hdel(self.keys.flights(dataset), sample_id)
+    def release(self, dataset: str, sample_id: str, owner: str) -> None:
+        """Give a sample back that `owner` took and did not record."""
+        self._release(keys=[self.keys.flights(dataset)], args=[sample_id, owner])
 
     def finish(self, dataset: str, done: Iterable[Done], *, at: float | None = None) -> None:
         """Drop the payloads of recorded samples and add them to the rates."""
@@ -318,6 +318,10 @@ class Queue:
         while page := cast("list[bytes]", self.client.lrange(self.keys.queue(dataset), start, start + _SCAN - 1)):
             yield from map(json.loads, page)
             start += len(page)
+
+
+def _script(name: str) -> str:
+    return resources.files("app").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
 
 
 def _flight(value: bytes) -> tuple[str, float]:

@@ -1,6 +1,6 @@
 """The script that people write instead: AsyncOpenAI, a semaphore, and an append with a flush. The baseline for CPU.
 
-    python benchmarks/bare_script.py PROMPTS.jsonl ANSWERS.jsonl BASE_URL
+python benchmarks/bare_script.py PROMPTS.jsonl ANSWERS.jsonl BASE_URL
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 CONCURRENCY = 128
 
 
-async def main(prompts: Path, answers: Path, base_url: str) -> None:
+async def main(prompts: list[str], answers: Path, base_url: str) -> None:
     """Ask every prompt and append its answer as soon as it is there."""
     client = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none")
     semaphore = asyncio.Semaphore(CONCURRENCY)
@@ -42,9 +42,9 @@ async def main(prompts: Path, answers: Path, base_url: str) -> None:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
 
-        rows = [json.loads(line) for line in prompts.read_text(encoding="utf-8").splitlines()]
-        await asyncio.gather(*(ask(number, row["prompt"]) for number, row in enumerate(rows)))
+        await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts)))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))
+    lines = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+    asyncio.run(main([json.loads(line)["prompt"] for line in lines], Path(sys.argv[2]), sys.argv[3]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import statistics
@@ -16,11 +17,13 @@ from app.broker import connect, parse
 from app.ledger import Ledger, Pen
 from app.places import Keys, dataset_folder
 from app.queue import Queue
-from app.records import Completion, Kind, Record, Sample, Source, Usage, encode_line
+from app.records import Kind, Record, Source, Usage
 from benchmarks.figures import Figure, Options
 from benchmarks.rig import redis_server, workplace
+from workers.outcomes import make_pen
 from workers.recorder import Entry, Recorder
 
+_DATASET = "durable"
 _RATE = 100
 _OPEN_S = 10.0
 _WAITERS = 128
@@ -54,7 +57,7 @@ def _recorder(folder: Path) -> Iterator[tuple[Recorder, Ledger]]:
     folder.mkdir()
     with redis_server(folder) as redis:
         client = connect(parse(redis.url))
-        with contextlib.closing(client), Ledger.open(dataset_folder(folder / "prepared", "durable")) as ledger:
+        with contextlib.closing(client), Ledger.open(dataset_folder(folder / "prepared", _DATASET)) as ledger:
             recorder = Recorder(Queue(client, Keys("mill:")), on_stall=lambda _why: None)
             recorder.start()
             try:
@@ -65,24 +68,24 @@ def _recorder(folder: Path) -> Iterator[tuple[Recorder, Ledger]]:
 
 def _pen(number: int) -> Pen:
     """Return a record of 8 kB."""
-    sample = Sample(id=f"sample-{number:08d}", messages=[{"role": "user", "content": "x" * 2000}], source=Source(row=1))
-    answer = Completion(content="y" * 2500, reasoning="z" * 2500, finish_reason="stop", usage=Usage(completion_tokens=1500))
     record = Record(
-        id=sample.id,
-        dataset="durable",
+        id=f"sample-{number:08d}",
+        dataset=_DATASET,
         verdict=Kind.ACCEPTED,
-        source=sample.source,
-        messages=sample.messages,
-        reasoning=answer.reasoning,
-        content=answer.content,
-        finish_reason=answer.finish_reason,
-        usage=answer.usage,
+        source=Source(row=number),
+        messages=[{"role": "user", "content": "x" * 2000}],
+        reasoning="y" * 2500,
+        content="z" * 2900,
+        finish_reason="stop",
+        usage=Usage(completion_tokens=1500),
+        sampling={"max_tokens": 8192},
+        settings="0123456789abcdef",
     )
-    return Pen(Kind.ACCEPTED, sample.id, encode_line(record), tokens=1500)
+    return make_pen(record)
 
 
 def _entry(ledger: Ledger, number: int) -> Entry:
-    return Entry("durable", ledger, _pen(number), Future())
+    return Entry(_DATASET, ledger, _pen(number), Future())
 
 
 def _closed_load(recorder: Recorder, ledger: Ledger) -> float:
@@ -112,11 +115,14 @@ def _open_load(recorder: Recorder, ledger: Ledger) -> list[float]:
     """Hand records over at random moments, 100 a second; return the seconds until each was durable."""
     delays, entries = list[float](), [_entry(ledger, number) for number in range(int(_RATE * _OPEN_S))]
     due, dice = time.perf_counter(), random.Random(1)
+
+    def note(put_at: float, _done: Future[bool]) -> None:
+        delays.append(time.perf_counter() - put_at)
+
     for entry in entries:
         due += dice.expovariate(_RATE)
         time.sleep(max(0.0, due - time.perf_counter()))
-        put_at = time.perf_counter()
-        entry.recorded.add_done_callback(lambda _done, put_at=put_at: delays.append(time.perf_counter() - put_at))
+        entry.recorded.add_done_callback(functools.partial(note, time.perf_counter()))
         recorder.put(entry)
     for entry in entries:
         entry.recorded.result()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.figures import Figure, Options
-from benchmarks.rig import make_mill, model_server, redis_server, run_worker, slots_for, workplace
+from benchmarks.rig import Stretch, make_mill, model_server, redis_server, run_worker, slots_for, workplace
 
 
 class _Setting(NamedTuple):
@@ -28,13 +28,19 @@ def measure(options: Options) -> Iterator[Figure]:
     for setting in _SETTINGS:
         shares, cpu = list[float](), list[float]()
         for _ in range(options.repeat):
-            with workplace() as folder, model_server(folder, latency_s=setting.latency_s) as url:
-                with redis_server(folder) as redis:
-                    mill = make_mill(folder, redis.url, url, max_in_flight=setting.bound)
-                    slots = slots_for(setting.bound)
-                    run = run_worker(mill, count=setting.samples, slots=slots, dataset="busy")
+            run = _run(setting)
             shares.append(run.occupancy(setting.bound))
             cpu.append(run.cpu_ms)
         name = f"{setting.bound} slots, mean {setting.latency_s:g} s"
         yield Figure(f"busy share of {name}", shares, at_least=setting.at_least, digits=4)
         yield Figure(f"worker: CPU per sample at {name}", cpu, "ms")
+
+
+def _run(setting: _Setting) -> Stretch:
+    with (
+        workplace() as folder,
+        model_server(folder, latency_s=setting.latency_s) as url,
+        redis_server(folder) as redis,
+    ):
+        mill = make_mill(folder, redis.url, url, max_in_flight=setting.bound)
+        return run_worker(mill, count=setting.samples, slots=slots_for(setting.bound), dataset="busy")

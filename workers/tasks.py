@@ -7,6 +7,7 @@ import secrets
 import sys
 from typing import Any
 
+import redis.exceptions
 from celery import signals
 from celery.exceptions import Reject
 
@@ -50,6 +51,12 @@ def name_node(instance: Any, **_signal: Any) -> None:
         instance.hostname = f"mill-{secrets.token_hex(3)}@{host}"
 
 
+@signals.celeryd_init.connect
+def leave_gossip_out(instance: Any, **_signal: Any) -> None:
+    """Do without what workers tell each other: nothing here uses it, and its channel cannot be closed in an outage."""
+    instance.prepare_args = lambda **options: {**options, "without_gossip": True, "without_mingle": True}
+
+
 @signals.worker_init.connect
 def start(sender: Any, **_signal: Any) -> None:
     """Build and start the worker's parts; a worker that could not do its work ends here with one sentence."""
@@ -90,7 +97,8 @@ def stop(**_signal: Any) -> None:
 def quieten(**_signal: Any) -> None:
     """Let promptmill's own lines through at any log level of Celery's.
 
-    Left out are the two lines that Celery writes for every task, and the traceback of a ticket handed back.
+    Left out are the two lines that Celery writes for every task, the traceback of a ticket handed back, and a
+    traceback for every ack that cannot be made while Redis is away: such a ticket comes back and finds its record.
     """
     for name in ("app", "workers"):
         logging.getLogger(name).setLevel(logging.INFO)
@@ -98,7 +106,19 @@ def quieten(**_signal: Any) -> None:
     trace = logging.getLogger("celery.app.trace")
     trace.setLevel(logging.WARNING)
     trace.addFilter(_is_no_handing_back)
+    logging.getLogger("celery.worker.request").addFilter(_is_no_late_ack)
+    logging.getLogger("py.warnings").addFilter(_is_no_preview)
 
 
 def _is_no_handing_back(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], Reject))
+
+
+def _is_no_late_ack(record: logging.LogRecord) -> bool:
+    away = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
+    return not (record.exc_info and isinstance(record.exc_info[1], away))
+
+
+def _is_no_preview(record: logging.LogRecord) -> bool:
+    """Tell whether a warning is another one than Celery's, at each lost connection, of a default of Celery 6."""
+    return "CPendingDeprecationWarning" not in record.getMessage()

@@ -114,11 +114,13 @@ def test_take_and_finish(queue: Queue) -> None:
 
 
 def test_a_released_sample_is_new_again(queue: Queue) -> None:
-    """A worker that gives a sample back leaves it to the next one without a death."""
+    """A worker that gives a sample back leaves it to the next one without a death; nobody gives back another's."""
     _put(queue, "a")
     queue.beat("me", {}, ttl_s=60)
     queue.take(DATASET, "a", "me")
-    queue.release(DATASET, "a")
+    queue.release(DATASET, "a", "you")
+    assert queue.take(DATASET, "a", "you").state == "held"
+    queue.release(DATASET, "a", "me")
     assert (queue.take(DATASET, "a", "you").state, queue.waiting(DATASET).prompts) == ("new", 1)
 
 

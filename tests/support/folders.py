@@ -50,6 +50,15 @@ def pen(
     return Pen(kind, id_, encode_line(record), reason=reason, round=round_, tokens=tokens)
 
 
+def fill(ledger: Ledger) -> None:
+    """Write lines of every kind, in several rounds."""
+    ledger.commit([pen(f"s{number}", Kind.PENDING) for number in range(8)] + [pen("row9", Kind.REFUSED)])
+    ledger.commit([pen("s0", tokens=5), pen("s1", tokens=7, content="x" * 300)])
+    ledger.commit([pen("s2", Kind.FAILED, reason="timeout"), pen("s3", Kind.REJECTED, reason="empty", tokens=2)])
+    ledger.commit([pen("s4", Kind.FAILED, reason="reset"), pen("s5", tokens=11, content="last")])
+    ledger.commit([pen("s2", round_=1, tokens=1), pen("s4", Kind.FAILED, reason="timeout", round_=1)])
+
+
 class Picture(NamedTuple):
     """All that an index says of a folder."""
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from app.ledger import Ledger
+from app.places import DatasetFolder
+
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
@@ -17,3 +20,16 @@ def open_folder() -> Iterator[Path]:
     path.chmod(0o755)
     yield path
     shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DatasetFolder:
+    """Return a dataset folder that does not exist yet."""
+    return DatasetFolder(tmp_path / "prepared" / "d")
+
+
+@pytest.fixture
+def ledger(folder: DatasetFolder) -> Iterator[Ledger]:
+    """Return an open ledger."""
+    with Ledger.open(folder) as opened:
+        yield opened

@@ -1,0 +1,90 @@
+"""The inside of Celery and kombu that `workers/leases.py` leans on: a version that changes it must fail here, loudly."""
+
+from __future__ import annotations
+
+import inspect
+
+import celery
+import celery.apps.worker
+import kombu
+import kombu.transport.redis
+import kombu.transport.virtual.base
+import pytest
+from celery import signals
+from celery.worker import request, state
+from celery.worker.consumer import Consumer
+
+from app.celery import app
+
+pytestmark = pytest.mark.fault
+
+_RESTORE = kombu.transport.virtual.base.QoS.restore_unacked_once
+
+
+def test_celery_and_kombu_are_of_the_versions_that_were_studied() -> None:
+    """Both are 5.7; before a newer one is allowed, docs/design/lease.md and `workers/leases.py` must be read again."""
+    assert celery.__version__.startswith("5.7.")
+    assert kombu.__version__.startswith("5.7.")
+
+
+def test_a_closing_channel_gives_back_what_it_delivered_in_one_method() -> None:
+    """`restore_unacked_once` is the one place to stop that, cancels its finalizer and flushes first, and needs no more."""
+    assert list(inspect.signature(_RESTORE).parameters) == ["self", "stderr"]
+    source = inspect.getsource(_RESTORE)
+    body = source[source.rindex('"""') :]
+    assert body.index("self._on_collect.cancel()") < body.index("self._flush()") < body.index("self._delivered")
+    assert "restore_unacked_once" in inspect.getsource(kombu.transport.virtual.base.Channel.close)
+    assert "restore_unacked_once" not in vars(kombu.transport.redis.QoS)
+
+
+def test_a_late_ack_finds_a_pool_on_a_closed_channel() -> None:
+    """`Channel.pool` makes a pool where there is none, and acks go through it."""
+    assert isinstance(inspect.getattr_static(kombu.transport.redis.Channel, "pool"), property)
+    assert "_get_pool" in inspect.getsource(kombu.transport.redis.Channel.pool.fget)
+    assert "pool" in inspect.getsource(kombu.transport.redis.Channel._create_client)
+
+
+def test_deliveries_come_back_by_their_score_alone() -> None:
+    """A delivery is noted with the time as its score, taken back by that score, and gone from both keys when acked."""
+    qos = kombu.transport.redis.QoS
+    assert "zadd(self.unacked_index_key" in inspect.getsource(qos.append)
+    sweep = inspect.getsource(qos.restore_visible)
+    assert "time() - self.visibility_timeout" in sweep
+    assert "self.unacked_index_key" in sweep
+    forget = inspect.getsource(qos._remove_from_indices)
+    assert "zrem(self.unacked_index_key" in forget
+    assert "hdel(self.unacked_key" in forget
+    channel = kombu.transport.redis.Channel
+    assert callable(channel.conn_or_acquire)
+    assert channel.unacked_key == "unacked"
+    assert channel.unacked_index_key == "unacked_index"
+
+
+def test_every_transport_option_is_one_that_kombu_reads() -> None:
+    """No option of ours is ignored: each names an attribute of kombu's channel or is read by it."""
+    source = inspect.getsource(kombu.transport.redis)
+    for name in app.conf.broker_transport_options:
+        assert f"'{name}'" in source or name in vars(kombu.transport.redis.Channel), name
+
+
+def test_running_requests_are_known_with_their_delivery_tags() -> None:
+    """`state.requests` maps ids to requests, whose message has the tag whose score is refreshed."""
+    assert isinstance(state.requests, dict)
+    assert "self._message = message" in inspect.getsource(request.Request.__init__)
+    assert inspect.signature(state.task_reserved).parameters["add_request"].default == state.requests.__setitem__
+
+
+def test_the_consumer_can_follow_queues_and_keep_time() -> None:
+    """Queues can be added and cancelled while it runs, and its timer repeats calls."""
+    for name in ("add_task_queue", "cancel_task_queue"):
+        assert callable(getattr(Consumer, name))
+    assert callable(kombu.Consumer.consuming_from)
+    assert "timer" in inspect.signature(Consumer.__init__).parameters
+
+
+def test_signals_can_be_made_warm() -> None:
+    """Celery's own handler for SIGTERM can be put on other signals, and tells of each one."""
+    handler = inspect.getsource(celery.apps.worker._shutdown_handler)
+    assert celery.apps.worker.install_worker_term_handler.keywords == {"sig": "SIGTERM", "how": "Warm"}
+    assert "signals.worker_shutting_down.send" in handler
+    assert signals.worker_ready.name == "worker_ready"

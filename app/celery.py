@@ -28,6 +28,8 @@ def make_app() -> Celery:
     """
     at, store = settings.load(settings.BrokerSettings), settings.load(settings.StoreSettings)
     lease_s = settings.load(settings.WorkerSettings).lease_s
+    servers = settings.load(settings.ServerSettings)
+    bound = servers.max_in_flight * max(1, len(servers.model_urls))
     url = broker.resolve(at, store)
     made = Celery("promptmill", broker=url.celery, include=["workers.tasks"], set_as_current=True)
     made.conf.update(
@@ -60,6 +62,7 @@ def make_app() -> Celery:
         task_serializer="json",
         accept_content=["json"],
         worker_pool="threads",
+        worker_concurrency=bound + max(8, bound * 6 // 100),  # a few more than permits, so that one always waits
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_send_task_events=True,

@@ -177,7 +177,8 @@ class Index:
         try:
             yield IndexTransaction(connection)
         except BaseException:
-            connection.execute("ROLLBACK")
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have rolled back by itself
+                connection.execute("ROLLBACK")
             raise
         connection.execute("COMMIT")
 
@@ -260,26 +261,36 @@ class _Connection:
                 if not self._makes_file:
                     raise sqlite3.OperationalError(f"there is no {self._path}")
                 _unlink(self._path)  # a write-ahead log that outlived its file would be replayed into the new one
-            self._connection = _connect(self._path)
+            self._connection = _connect(self._path, makes_file=self._makes_file)
             self._inode = self._path.stat().st_ino
         return self._connection
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, *, makes_file: bool) -> sqlite3.Connection:
+    connection: sqlite3.Connection | None = None
     try:
         connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+        _prepare(connection, makes_file=makes_file)
+    except sqlite3.DatabaseError as error:
+        if connection is not None:
+            connection.close()
+        if makes_file and isinstance(error, sqlite3.OperationalError):
+            raise UnwritableError(f"{path} cannot be used: {error}; check the folder's rights.") from error
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, *, makes_file: bool) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in {0, INDEX_VERSION}:
+        raise sqlite3.DatabaseError(f"it has version {version}, this promptmill writes {INDEX_VERSION}")
+    if makes_file:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, INDEX_VERSION}:
-            connection.close()
-            raise sqlite3.DatabaseError(f"it has version {version}, this promptmill writes {INDEX_VERSION}")
-        if version == 0:
-            connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version = {INDEX_VERSION}")
-    except sqlite3.OperationalError as error:
-        raise UnwritableError(f"{path} cannot be used: {error}; check the folder's rights.") from error
-    return connection
+        connection.executescript(_SCHEMA)
+        connection.execute(f"PRAGMA user_version = {INDEX_VERSION}")
+    elif version == 0:
+        raise sqlite3.OperationalError("the index is being made")
 
 
 def _unlink(path: Path) -> None:

@@ -29,7 +29,7 @@ class Taken:
     """The answer to a worker that wants to ask a sample."""
 
     state: str
-    """gone, held, new, mine or orphan (see take.lua)."""
+    """gone, held, paused, new, mine or orphan (see take.lua)."""
     sample: Sample | None = None
     deaths: int = 0
     """Owners that died while asking it."""
@@ -93,7 +93,7 @@ class Queue:
         return None if value is None else cast("dict[str, Any]", msgspec.json.decode(value))
 
     def waiting_ids(self, dataset: str, ids: Sequence[str]) -> set[str]:
-        """Return which of the ids have a payload already."""
+        """Return which of the ids have a payload."""
         if not ids:
             return set()
         with self.client.pipeline(transaction=False) as pipe:
@@ -101,8 +101,19 @@ class Queue:
                 pipe.hexists(self.keys.prompts(dataset), id_)
             return {id_ for id_, there in zip(ids, pipe.execute(), strict=True) if there}
 
-    def put(self, dataset: str, samples: Sequence[Sample], again: Mapping[str, Kind] | None = None) -> list[str]:
-        """Store payloads; return the ids that were not there yet. `again` names ids on disk as failed or rejected."""
+    def put(
+        self,
+        dataset: str,
+        samples: Sequence[Sample],
+        again: Mapping[str, Kind] | None = None,
+        *,
+        replace: bool = False,
+    ) -> list[str]:
+        """Store payloads; return the ids that were not there yet.
+
+        `again` names ids on disk as failed or rejected. `replace` puts a new payload in the place of a waiting one;
+        a sample that is being asked is recorded as it was asked.
+        """
         if not samples:
             return []
         session = self.keys.session(dataset)
@@ -116,7 +127,15 @@ class Queue:
                 if ids:
                     pipe.sadd(self.keys.again(dataset, kind), *ids)
             fresh = pipe.execute()
+        waiting = [sample for sample, new in zip(samples, fresh, strict=False) if not new]
+        if replace and waiting:
+            payloads = {sample.id: msgspec.json.encode(sample).decode("utf-8") for sample in waiting}
+            self.client.hset(self.keys.prompts(dataset), mapping=cast("Mapping[Any, Any]", payloads))
         return [sample.id for sample, new in zip(samples, fresh, strict=False) if new]
+
+    def pause_reason(self, dataset: str) -> str | None:
+        """Return why the dataset is paused, if it is."""
+        return text(cast("bytes | None", self.client.hget(self.keys.paused, dataset))) or None
 
     def depth(self, dataset: str | None = None) -> int:
         """Return how many prompts Redis holds, of one dataset or of all."""
@@ -134,8 +153,14 @@ class Queue:
 
     def take(self, dataset: str, sample_id: str, owner: str) -> Taken:
         """Take a sample for `owner`, or say why not."""
-        keys = [self.keys.prompts(dataset), self.keys.flights(dataset), self.keys.deaths(dataset)]
-        state, *rest = cast("list[Any]", self._take(keys=keys, args=[sample_id, owner, self.keys.worker("")]))
+        keys = [
+            self.keys.prompts(dataset),
+            self.keys.flights(dataset),
+            self.keys.deaths(dataset),
+            self.keys.paused,
+        ]
+        args = [sample_id, owner, self.keys.worker(""), dataset]
+        state, *rest = cast("list[Any]", self._take(keys=keys, args=args))
         if not rest:
             return Taken(text(state))
         return Taken(text(state), _decode_sample(rest[0]), int(rest[1]))

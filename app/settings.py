@@ -6,10 +6,12 @@ import difflib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
+import dotenv
 import pydantic
 import pydantic_settings
 from pydantic import Field, SecretStr
@@ -226,15 +228,33 @@ def _explain(error: pydantic.ValidationError) -> str:
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return one sentence for each MILL_ variable that no setting reads, with the nearest known name."""
-    known = {ENV_PREFIX + name.upper() for group in GROUPS for name in group.model_fields}
+    """Return one sentence for each variable or file entry that no setting reads, with the nearest known name."""
+    known = {ENV_PREFIX + name.upper(): name for group in GROUPS for name in group.model_fields}
+    given = {name: name for name in (os.environ if environ is None else environ)}
+    given |= {name.upper(): f"{name} in .env" for name in _keys_of(Path(".env"), dotenv.dotenv_values)}
+    given |= {f"{ENV_PREFIX}{key.upper()}": f"{key} in promptmill.toml" for key in _keys_of(_TOML, _read_toml)}
     sentences = []
-    for name in sorted(os.environ if environ is None else environ):
+    for name, shown in sorted(given.items()):
         if name.startswith(ENV_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else "."
-            sentences.append(f"{name} is not a setting of promptmill and has no effect{hint}")
+            sentences.append(f"{shown} is not a setting of promptmill and has no effect{hint}")
     return sentences
+
+
+_TOML = Path("promptmill.toml")
+
+
+def _read_toml(path: Path) -> Mapping[str, Any]:
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _keys_of(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> list[str]:
+    """Return the keys of a settings file; none where it is missing or unreadable, which `load` tells."""
+    try:
+        return list(read(path)) if path.is_file() else []
+    except (OSError, ValueError):
+        return []
 
 
 def base_url(url: str) -> str:

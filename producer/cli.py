@@ -68,9 +68,16 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = EXIT_INCOMPLETE
     except TyperException as error:  # wrong usage, in typer's own words
-        getattr(error, "show", lambda: _say(error.format_message(), EXIT_USAGE))()
-        code = EXIT_USAGE
+        code = _say_usage(error)
     sys.exit(code)
+
+
+def _say_usage(error: TyperException) -> int:
+    show = getattr(error, "show", None)  # usage errors show the usage line, too
+    if show is None:
+        return _say(error.format_message(), EXIT_USAGE)
+    show()
+    return EXIT_USAGE
 
 
 def _say(sentence: str, code: int) -> int:

@@ -91,16 +91,21 @@ class Enqueuer:
         ledger: Ledger,
         dataset: str,
         max_pending: int,
+        replace_waiting: bool = False,
         stopping: Callable[[], bool] = lambda: False,
         on_wait: Callable[[int], None] = lambda _depth: None,
     ) -> None:
-        """`stopping` is asked between chunks; `on_wait` hears how many prompts Redis holds while there is no room."""
+        """`replace_waiting` gives samples that wait already the new settings; `stopping` is asked between chunks.
+
+        `on_wait` hears how many prompts Redis holds while there is no room.
+        """
         self._app = app
         self._books = books
         self._url = url
         self._ledger = ledger
         self._dataset = dataset
         self._max_pending = max_pending
+        self._replace_waiting = replace_waiting
         self._stopping = stopping
         self._on_wait = on_wait
         self.counts = Counts()
@@ -170,7 +175,7 @@ class Enqueuer:
             at += len(chunk)
             with _broker_errors(self._url):
                 again = {sample.id: before[sample.id] for sample in chunk if sample.id in before}
-                fresh = self._books.put(self._dataset, chunk, again)
+                fresh = self._books.put(self._dataset, chunk, again, replace=self._replace_waiting)
                 self._publish(fresh)
             self.counts.queued += len(fresh)
             self.counts.waiting += len(chunk) - len(fresh)

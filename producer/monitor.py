@@ -107,7 +107,7 @@ def plain_lines(snapshot: Snapshot) -> Iterator[str]:
         missing = part.counts.missing
         if missing:
             items.append(f"missing {missing:,} (run producer enqueue again)")
-        yield f"{_clock(snapshot)} {', '.join(items)}"
+        yield f"{_clock(snapshot)} {', '.join(filter(None, items))}"
     if not snapshot.datasets:
         yield f"{_clock(snapshot)} no dataset yet"
 

@@ -119,7 +119,9 @@ def _pace(part: Part) -> list[str]:
 
 
 def eta_words(part: Part) -> str:
-    """Return the ETA, or why there is none."""
+    """Return the ETA, or why there is none; nothing for what is finished."""
+    if not part.counts.left and part.counts.left is not None:
+        return ""
     if part.eta_s is None:
         return f"ETA unknown: {printable(part.eta_reason or '')}"
     return f"ETA {duration(part.eta_s)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import random
@@ -22,6 +21,16 @@ _MAX_EXCUSED = 20
 _MAY_BE_THE_SERVERS = frozenset({FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST})
 _REFUND_S = 5.0
 """A connection that broke this long before the server proved unreachable broke because the server went down."""
+
+
+class ModelMissing(Exception):  # noqa: N818 - it says what is the case
+    """The server does not have the model that the dataset asks for, and has others."""
+
+    def __init__(self, model: str, endpoint: Endpoint, fault: Fault) -> None:
+        super().__init__(
+            f"{endpoint.shown} has no model {model!r} but {', '.join(endpoint.models)} (it said: {fault.message}); "
+            "enqueue again with --model NAME --new-settings, or resume it when the server has the model"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +76,7 @@ class Caller:
         """Return a completion, or the fault for which the sample is given up.
 
         The permit is held from just before the call until its answer is in, not while waiting to retry.
+        Raises ModelMissing when the server has other models than the one that is asked for.
         """
         tries, started_at = _Tries(), time.time()
         seed = None if generation.seed is None else sample_seed(generation.seed, sample.id)
@@ -74,10 +84,9 @@ class Caller:
         while True:
             endpoint = await self._endpoints.acquire(avoid)
             call_started = time.monotonic()
-            request_id = f"{sample.id}-r{sample.round}-a{tries.calls + 1}"
-            answer: Answer | None = None
+            model, request_id = generation.model, f"{sample.id}-r{sample.round}-a{tries.calls + 1}"
             try:
-                model = generation.model or await model_of(endpoint)
+                model = model or await model_of(endpoint)
                 request = Request(
                     messages=sample.messages,
                     tools=sample.tools,
@@ -86,22 +95,15 @@ class Caller:
                     seed=seed,
                     request_id=request_id,
                 )
-                answer = await endpoint.client.complete(request)
-                fault = None
-            except CallFailed as failure:
-                fault = failure.fault
+                answer, fault = await self._call(endpoint, request)
             finally:
-                # Before the permit goes on, so that the next call does not run into a server known to be down.
-                if answer is not None:
-                    self._endpoints.succeeded(endpoint)
+                # After the call's outcome is noted, so that the next call does not run into a server known to be down.
                 self._endpoints.release(endpoint)
             tries.calls += 1
-            if fault is not None:
-                self._endpoints.failed(endpoint, fault)
-                if self._goes_on(sample, tries, fault, endpoint, call_started):
-                    await asyncio.sleep(self._pause_s(fault, tries))
-                    avoid = endpoint
-                    continue
+            if fault is not None and self._goes_on(sample, tries, fault, endpoint, call_started):
+                await self._endpoints.pause(self._pause_s(fault, tries))
+                avoid = endpoint
+                continue
             return Outcome(
                 completion=answer.completion if answer else None,
                 fault=fault,
@@ -116,6 +118,20 @@ class Caller:
                 model=(answer.completion.model if answer else None) or model,
                 seed=seed,
             )
+
+    async def _call(self, endpoint: Endpoint, request: Request) -> tuple[Answer | None, Fault | None]:
+        """Call once and note how it went."""
+        try:
+            answer = await endpoint.client.complete(request)
+        except CallFailed as failure:
+            fault = failure.fault
+            if fault.kind is FaultKind.NOT_FOUND and endpoint.models and request.model not in endpoint.models:
+                # The server is well; it is the dataset that asks for the wrong model.
+                raise ModelMissing(request.model, endpoint, fault) from failure
+            self._endpoints.failed(endpoint, fault)
+            return None, fault
+        self._endpoints.succeeded(endpoint)
+        return answer, None
 
     def _goes_on(self, sample: Sample, tries: _Tries, fault: Fault, endpoint: Endpoint, call_started: float) -> bool:
         """Count the fault and tell whether the sample is asked once more."""

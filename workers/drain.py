@@ -18,8 +18,12 @@ _POLL_S = 0.1
 class Drain:
     """Turns stop signals into a deadline; a second signal brings it forward to now."""
 
-    def __init__(self, drain_s: float, *, hand_back: Callable[[], int]) -> None:
+    def __init__(
+        self, drain_s: float, *, hand_back: Callable[[], int], turn_away: Callable[[], None] = lambda: None
+    ) -> None:
+        """`turn_away` hands back what has not been asked yet, `hand_back` everything; it returns how many."""
         self._drain_s = drain_s
+        self._turn_away = turn_away
         self._hand_back = hand_back
         self._signals = 0
         self._thread = threading.Thread(target=self._watch, name="mill-drain", daemon=True)
@@ -50,6 +54,7 @@ class Drain:
             "stopping: no new samples; running requests have %.0f s to finish, a second signal hands them back now",
             self._drain_s,
         )
+        self._turn_away()
         deadline = time.monotonic() + self._drain_s
         while self._signals < 2 and time.monotonic() < deadline:
             if self._ended.wait(_POLL_S):

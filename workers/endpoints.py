@@ -117,6 +117,7 @@ class Endpoints:
         self._probe_s = probe_s
         self._desk = PermitDesk(redis, keys, owner)
         self._nudged = asyncio.Event()
+        self._turned_away = asyncio.Event()
         self._probes = set[asyncio.Task[None]]()
         self._reported = 0
         self.gate = Gate([endpoint.pool for endpoint in self.all], on_wait=self._on_wait)
@@ -155,6 +156,17 @@ class Endpoints:
     def is_sick(self, endpoint: Endpoint, started: float) -> bool:
         """Tell whether nothing has succeeded since `started` or lately, so that a fault is likely not the sample's."""
         return endpoint.last_success < max(started, time.monotonic() - _RECENT_S)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait before a retry; raises CancelledError when the worker ends meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._turned_away.wait(), seconds)
+            raise asyncio.CancelledError
+
+    def turn_away(self) -> None:
+        """Cancel every call that has not begun: the worker ends."""
+        self._turned_away.set()
+        self.gate.turn_away()
 
     def shut(self, why: str | None) -> None:
         """Start no new call while `why` says so; None opens again."""

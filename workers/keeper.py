@@ -76,13 +76,16 @@ class Keeper:
                     logger.warning("Redis is away; finished records are written, and the work goes on when it is back")
                 self._away = True
                 continue
+            except Exception:
+                # A bug in one duty must not end the others: without heartbeats this worker would count as dead.
+                logger.exception("a periodic duty failed; the work goes on")
             if self._away:
                 logger.warning("Redis is back")
             self._away = False
 
     def _beat(self) -> None:
         # Shorter than the visibility timeout: when a dead worker's ticket comes back, its heartbeat is gone.
-        self._books.beat(self._owner, self._duties.heartbeat(), ttl_s=max(3.0, self._lease_s / 3))
+        self._books.beat(self._owner, self._duties.heartbeat(), ttl_s=max(3.0, min(10.0, self._lease_s / 3)))
         self._queues = self._books.queues()
 
     def _sweep(self) -> None:

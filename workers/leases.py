@@ -96,17 +96,22 @@ def keep_running_work_over_blips(stopping: Callable[[], bool]) -> None:
     kombu's channel gives all its deliveries back when it closes, so that a network blip runs every task twice. They
     are still running here and LeaseKeeper goes on refreshing them; only a worker that ends gives them back.
     """
-    original = kombu.transport.redis.QoS.restore_unacked_once
+    qos_class, channel_class = kombu.transport.redis.QoS, kombu.transport.redis.Channel
+    restore, disconnect = qos_class.restore_unacked_once, channel_class._disconnect_pools  # noqa: SLF001 no public name
 
     def restore_unacked_once(qos: Any, stderr: Any = None) -> None:
         if stopping():
-            original(qos, stderr)  # type: ignore[no-untyped-call]
+            restore(qos, stderr)  # type: ignore[no-untyped-call]
             return
         qos._on_collect.cancel()  # noqa: SLF001 what the original does first
         qos._flush()  # noqa: SLF001 same
-        if qos._delivered:  # noqa: SLF001 same
-            # A closed channel's late acks need a pool; touching it makes one. Where nothing was delivered (Gossip's
-            # channel) there is none to make: its connection may be gone.
-            _ = qos.channel.pool
 
-    kombu.transport.redis.QoS.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]
+    def disconnect_pools(channel: Any) -> None:
+        pool = channel._pool  # noqa: SLF001 same
+        disconnect(channel)
+        # What still runs is acked through the closed channel later, when its transport may know no address any more.
+        # The pool that it had connects anew.
+        channel._pool = pool  # noqa: SLF001 same
+
+    qos_class.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]
+    channel_class._disconnect_pools = disconnect_pools  # type: ignore[method-assign] # noqa: SLF001 same

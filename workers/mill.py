@@ -60,7 +60,7 @@ class Mill:
         self._check_folders()
         self._started_at = time.time()
         self._loop = LoopThread()
-        self.drain = Drain(self._limits.drain_s, hand_back=self._hand_back)
+        self.drain = Drain(self._limits.drain_s, hand_back=self._hand_back, turn_away=self._turn_away)
         self._recorder = Recorder(self._books, on_stall=self._on_stall)
         duties = Duties(self._heartbeat, lambda dataset, ids: publish(app, dataset, ids), self._write_progress)
         limits = self._limits
@@ -149,6 +149,10 @@ class Mill:
 
     def _hand_back(self) -> int:
         return self._story.hand_back() if self._story else 0
+
+    def _turn_away(self) -> None:
+        if self._endpoints is not None:
+            self._loop.soon(self._endpoints.turn_away)
 
     def _on_stall(self, why: str | None) -> None:
         if self._endpoints is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from typing import cast
 from app.broker import Client
 from app.places import Keys
 
-PERMIT_TTL_S = 30.0
+PERMIT_TTL_S = 15.0
 """Seconds for which a block of permits is leased; a dead worker's block comes free after it."""
 _SAFETY_S = 2.0
 """A block counts as lost this much before Redis lets it expire."""
@@ -83,6 +84,7 @@ class Gate:
         self._pools = pools
         self._waiters: deque[asyncio.Future[Pool]] = deque()
         self._on_wait = on_wait
+        self._turned_away = False
         self.shut: str | None = None
         """Why no new call may start (the disk is full), if so."""
 
@@ -92,7 +94,12 @@ class Gate:
         return len(self._waiters)
 
     async def acquire(self, avoid: Pool | None = None) -> Pool:
-        """Return the pool of the endpoint to ask, its permit taken; prefer another than `avoid`."""
+        """Return the pool of the endpoint to ask, its permit taken; prefer another than `avoid`.
+
+        Raises CancelledError once calls are turned away.
+        """
+        if self._turned_away:
+            raise asyncio.CancelledError
         if not self._waiters and (pool := self._choose(avoid)) is not None:
             pool.in_use += 1
             return pool
@@ -105,7 +112,8 @@ class Gate:
             if waiter.done() and not waiter.cancelled():
                 self.release(waiter.result())
             else:
-                self._waiters.remove(waiter)
+                with contextlib.suppress(ValueError):  # a permit that came free has passed over it already
+                    self._waiters.remove(waiter)
             raise
 
     def release(self, pool: Pool) -> None:
@@ -120,6 +128,12 @@ class Gate:
             if not waiter.done():
                 pool.in_use += 1
                 waiter.set_result(pool)
+
+    def turn_away(self) -> None:
+        """Cancel every waiting call, and every one that comes."""
+        self._turned_away = True
+        for waiter in self._waiters:
+            waiter.cancel()
 
     def _choose(self, avoid: Pool | None) -> Pool | None:
         """Return the pool with the smallest share of its permits in use."""

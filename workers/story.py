@@ -23,13 +23,14 @@ from app.places import dataset_folder
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket
 from app.settings import GenerationSettings, StoreSettings
-from workers.caller import Caller
+from workers.caller import Caller, ModelMissing
 from workers.loop import LoopThread
 from workers.outcomes import make_pen, make_record
 from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
 
+_PAUSED_S = 1.0
 _RETRY_S = 1.0
 """Seconds between two tries while Redis or the disk is away."""
 
@@ -128,9 +129,17 @@ class Story:
                 self._books.release(ticket.dataset, ticket.sample_id, self._owner)
             if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
                 raise HandedBack from error
+            if isinstance(error, ModelMissing):
+                self._pause(ticket.dataset, str(error))
+                raise HandedBack from error
             raise
         if new and job.failure:
             raise SampleFailed(job.failure)
+
+    def _pause(self, dataset: str, why: str) -> None:
+        with contextlib.suppress(redis.exceptions.RedisError):
+            self._books.pause(dataset, why)
+        logger.error("dataset %s is paused: %s", dataset, why)
 
     def _prepare(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
         """Return what is to be asked, waiting while Redis or the disk is away; None if there is nothing to do.
@@ -156,8 +165,13 @@ class Story:
         """Return what is to be asked; None if somebody has finished the sample or is asking it."""
         dataset, id_ = ticket.dataset, ticket.sample_id
         taken = self._books.take(dataset, id_, self._owner)
+        if taken.state == "paused":
+            time.sleep(_PAUSED_S)  # until this worker stops reading the dataset's queue
+            raise HandedBack
         if taken.sample is None:
             return None
+        if taken.deaths > 1:
+            logger.warning("dataset %s: %d workers died while they asked sample %s", dataset, taken.deaths, id_)
         ledger = self._open(dataset)
         if taken.state != "new":
             # Its last owner died, perhaps between the fsync and the index: look at the file itself.

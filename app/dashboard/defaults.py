@@ -61,7 +61,13 @@ def require_login_beyond_localhost(given: Mapping[str, Any]) -> None:
 
     Raises RefusedAddressError naming the address and the ways out.
     """
-    if given.get("basic_auth") or given.get("auth") or given.get("unix_socket"):
+    logins = [str(login) for login in given.get("basic_auth") or ()]
+    # Flower takes an empty login for one, and then lets in whoever sends an empty one.
+    if any(not all(login.partition(":")[::2]) for login in logins):
+        raise RefusedAddressError(
+            "Flower's login lacks its user or its password; set it like FLOWER_BASIC_AUTH=user:password."
+        )
+    if logins or given.get("auth") or given.get("unix_socket"):
         return
     address = str(given.get("address", ADDRESS))
     if not _is_loopback(address):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from app import manifest, settings
-from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, SettingError, UsageError
+from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, SettingError
 from app.ledger import Ledger
 from app.records import Kind
 from app.settings import GenerationSettings, QueueSettings
@@ -55,7 +55,9 @@ def enqueue(
     samples_per_prompt: int = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times."),
     retry_failed: bool = typer.Option(True, "--retry-failed/--no-retry-failed", help="Ask failed samples again."),
     retry_rejected: bool = typer.Option(False, "--retry-rejected", help="Ask rejected samples again."),
-    new_settings: bool = typer.Option(False, "--new-settings", help="Go on with other settings than before."),
+    new_settings: bool = typer.Option(
+        False, "--new-settings", help="Go on with other settings than before; waiting samples get them too."
+    ),
     model: str | None = typer.Option(None, help="The model's name for the server."),
     max_tokens: int | None = typer.Option(None, help="The longest answer in tokens. [MILL_MAX_TOKENS, else 8192]"),
     temperature: float | None = typer.Option(None, help="Sampling temperature."),
@@ -121,10 +123,12 @@ def enqueue(
             limit=limit,
         )
         view = _Progress(bench)
-        enqueuer = _enqueuer(bench, ledger, dataset, view, stopping)
+        enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
         report = enqueuer.run(passing, retry=Retry(retry_failed, retry_rejected), on_progress=view)
         view.close()
         manifest.note_source(ledger, dataset, source_entry(rows.description, chosen.name, report))
+    if why := bench.books.pause_reason(dataset):
+        note(f"the dataset {dataset!r} is paused ({why}); producer resume {dataset} goes on.")
     _show(report, dataset, interrupted=stopping.came)
 
 
@@ -144,12 +148,13 @@ def retry(
         for entry in known.settings if known else []:
             bench.books.register(dataset, entry.fingerprint, entry.content)
         view = _Progress(bench)
-        enqueuer = _enqueuer(bench, ledger, dataset, view, stopping)
+        enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping)
         counts = enqueuer.again(failed_samples(ledger, kind=kind, reason=fault), on_progress=view)
         view.close()
     if not counts.samples:
         which = f" as {fault}" if fault else ""
-        raise UsageError(f"The dataset {dataset!r} has no samples that were {kind}{which}.")
+        say(f"{dataset}: nothing to ask again: no sample was {kind}{which}.")
+        return
     say(f"{dataset}: queued {counts.queued:,} {kind} samples again; {counts.waiting:,} were waiting already.")
     if stopping.came:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -161,7 +166,15 @@ def _choose_adapter(name: str) -> Any:
     return choose(name)
 
 
-def _enqueuer(bench: Bench, ledger: Ledger, dataset: str, view: _Progress, stopping: Callable[[], bool]) -> Enqueuer:
+def _enqueuer(
+    bench: Bench,
+    ledger: Ledger,
+    dataset: str,
+    *,
+    view: _Progress,
+    stopping: Callable[[], bool],
+    replace_waiting: bool = False,
+) -> Enqueuer:
     from app.celery import app
     from producer.enqueue import Enqueuer
 
@@ -172,6 +185,7 @@ def _enqueuer(bench: Bench, ledger: Ledger, dataset: str, view: _Progress, stopp
         ledger=ledger,
         dataset=dataset,
         max_pending=settings.load(QueueSettings).max_pending,
+        replace_waiting=replace_waiting,
         stopping=stopping,
         on_wait=view.wait,
     )

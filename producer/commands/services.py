@@ -64,3 +64,5 @@ def _report(report: UpReport) -> None:
         say(f"started: {', '.join(report.started)}")
     for sentence in report.notes:
         say(sentence)
+    if report.services.flower_url:
+        say(f"dashboard: {report.services.flower_url}")

@@ -69,7 +69,7 @@ def verify(
         with bench.ledger(name) as ledger:
             reports[name] = account(bench.books, ledger, name)
     if as_json:
-        say(json.dumps({name: report.as_json() for name, report in reports.items()}, indent=2))
+        say(json.dumps({name: json.loads(report.as_json()) for name, report in reports.items()}, indent=2))
     else:
         for report in reports.values():
             say(report.render())

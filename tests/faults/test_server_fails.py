@@ -143,7 +143,10 @@ def test_a_port_that_hangs_up_is_knocked_at_seldom(mill: Mill, model_server: Mod
 
 
 def test_a_frozen_server_that_goes_on_is_waited_for(mill: Mill) -> None:
-    """A server process stopped for 10 s answers late, and every sample is asked exactly once."""
+    """A server process stopped for 10 s answers late, and reads each sample's request exactly once.
+
+    Connections whose keep-alive ran out while it stood still are closed by it as soon as it goes on.
+    """
     rows = prompts(64)
     with ServerProcess(mill.logs, latency_s=0.5) as server:
         mill.env["MILL_MODEL_URLS"] = server.url
@@ -158,5 +161,5 @@ def test_a_frozen_server_that_goes_on_is_waited_for(mill: Mill) -> None:
         assert set(server.counts().values()) == {1}
         assert worker.stop() == 0
     assert_balanced(mill, rows)
-    assert not any(_faults(mill))
+    assert max(map(len, _faults(mill))) <= 1
     assert_quiet(worker.output())

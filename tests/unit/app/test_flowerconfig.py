@@ -147,6 +147,13 @@ def test_other_addresses_need_a_login(address: str) -> None:
         defaults.require_login_beyond_localhost({"address": address, **way})
 
 
+@pytest.mark.parametrize("login", ["", ":", "me:", ":secret", "me"])
+def test_half_a_login_is_refused(login: str) -> None:
+    """A login without a user or a password, which Flower would take, is refused even on this machine."""
+    with pytest.raises(defaults.RefusedAddressError, match="lacks its user or its password"):
+        defaults.require_login_beyond_localhost({"basic_auth": [login]})
+
+
 def test_only_what_nobody_set_is_set(tmp_path: Path) -> None:
     """Options that the user has given are left out of the configuration, which would beat them."""
     secret = tmp_path / "state" / "secret"

@@ -273,3 +273,15 @@ def test_child_environment_adds_without_touching_ours() -> None:
     """A child process gets our variables and its own; ours stay as they are."""
     assert settings.child_environment({"MILL_MODEL": "m"})["MILL_MODEL"] == "m"
     assert "MILL_MODEL" not in settings.child_environment()
+
+
+def test_unknown_entries_of_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt name in `.env` or `promptmill.toml` is named with its file, like a misspelt variable."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("MILL_MODEL_URL=http://a:1\nOTHER=1\n", encoding="utf-8")
+    (tmp_path / "promptmill.toml").write_text("max_inflight = 3\nlease_s = 9\n", encoding="utf-8")
+    assert settings.unknown_variables({"MILL_MODEL": "m"}) == [
+        "max_inflight in promptmill.toml is not a setting of promptmill and has no effect; "
+        "did you mean MILL_MAX_IN_FLIGHT?",
+        "MILL_MODEL_URL in .env is not a setting of promptmill and has no effect; did you mean MILL_MODEL_URLS?",
+    ]

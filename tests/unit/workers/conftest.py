@@ -1,0 +1,45 @@
+"""Fixtures of the workers' tests: the work list in a real Redis, and a dataset folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app import broker as brokers
+from app.ledger import Ledger
+from app.places import DatasetFolder, Keys, dataset_folder
+from app.queue import Queue
+from tests.conftest import Broker
+
+DATASET = "d"
+
+
+@pytest.fixture
+def books(broker: Broker) -> Iterator[Queue]:
+    """Return the work list, with one dataset that is known and empty."""
+    client = brokers.connect(brokers.parse(broker.url))
+    made = Queue(client, Keys(broker.key_prefix))
+    made.register(DATASET, "f" * 16, {"model": "toy"})
+    yield made
+    client.close()
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """Return the folder of the dataset folders, which does not exist yet."""
+    return tmp_path / "prepared"
+
+
+@pytest.fixture
+def folder(prepared: Path) -> DatasetFolder:
+    """Return the dataset's folder, which does not exist yet."""
+    return dataset_folder(prepared, DATASET)
+
+
+@pytest.fixture
+def ledger(folder: DatasetFolder) -> Iterator[Ledger]:
+    """Return the dataset's open ledger."""
+    with Ledger.open(folder) as opened:
+        yield opened

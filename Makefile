@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: help demo demo-stop test test-slow test-all check bench clean
+.PHONY: help demo demo-stop test test-slow test-all chaos check bench clean
 .DEFAULT_GOAL := help
 
 help: ## print this list
@@ -27,6 +27,9 @@ test-slow: $(VENV)/.slow test ## install torch too and run the slow tests
 
 test-all: PYTEST_ARGS =
 test-all: $(VENV)/.slow test ## install torch too and run all tests
+
+chaos: $(VENV)/.test ## everything under random faults for SECONDS=600, from a SEED=... or a random one that is printed
+	@$(BIN)/python -m tests.chaos --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED))
 
 check: $(VENV)/.test ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 import kombu
 from celery import Celery
+from celery.app.amqp import AMQP
 
 from app import broker, settings
 from app.errors import MillError
@@ -19,6 +21,21 @@ TASK = "generate"
 LEASE_SHARE = 0.75
 """Share of MILL_LEASE_S after which an unrefreshed delivery is taken back; the rest is for noticing it."""
 _PUBLISH_BATCH = 500
+_RECONNECT_S = 4
+
+
+class _Connection(kombu.Connection):
+    """Looks for a lost Redis every few seconds, however long it was away; kombu's own pauses grow to 30."""
+
+    def ensure_connection(self, *args: Any, **options: Any) -> Any:
+        """Connect, trying again until it works."""
+        return super().ensure_connection(*args, **{"interval_max": _RECONNECT_S, **options})
+
+
+class _Amqp(AMQP):  # type: ignore[misc] # celery is untyped
+    """Celery's own, with those connections."""
+
+    Connection = _Connection
 
 
 def make_app() -> Celery:
@@ -31,7 +48,7 @@ def make_app() -> Celery:
     servers = settings.load(settings.ServerSettings)
     bound = servers.max_in_flight * max(1, len(servers.model_urls))
     url = broker.resolve(at, store)
-    made = Celery("promptmill", broker=url.celery, include=["workers.tasks"], set_as_current=True)
+    made = Celery("promptmill", broker=url.celery, include=["workers.tasks"], amqp=_Amqp, set_as_current=True)
     made.conf.update(
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.figures import Figure, Options
-from benchmarks.rig import make_mill, model_server, redis_server, run_worker, workplace
+from benchmarks.rig import make_mill, model_server, redis_server, run_workers, workplace
 
 _FEW, _MANY = 136, 528
 _ROUNDS = 8
@@ -19,7 +19,7 @@ def measure(options: Options) -> Iterator[Figure]:
         for slots, weights in ((_FEW, few), (_MANY, many)):
             with workplace() as folder, model_server(folder, latency_s=2) as url, redis_server(folder) as redis:
                 mill = make_mill(folder, redis.url, url, max_in_flight=slots)
-                run = run_worker(mill, count=_ROUNDS * slots, slots=slots, dataset="weight")
+                run = run_workers(mill, count=_ROUNDS * slots, slots=slots, dataset="weight")
                 weights.append(run.end.rss_mb)
     per_slot = [(heavy - light) / (_MANY - _FEW) for light, heavy in zip(few, many, strict=True)]
     yield Figure(f"worker's memory at {_FEW} slots", few, "MB", at_most=125, digits=1)

@@ -21,7 +21,7 @@ from tests.support.processes import PROJECT_ROOT, ManagedProcess, subprocess_env
 from tests.support.redis_server import RedisServer
 
 PROMPT_CHARS = 2000
-ANSWER_CHARS = 6000
+ANSWER_CHARS = 4000
 FROM, TO = 0.15, 0.8
 """The part of a run that counts: its start (connecting) and its end (the last slow answers) are left out."""
 _LOOK_S = 0.1
@@ -124,19 +124,20 @@ def slots_for(bound: int) -> int:
     return bound + max(8, math.ceil(0.06 * bound))
 
 
-def run_worker(mill: Mill, *, count: int, slots: int, dataset: str) -> Stretch:
-    """Enqueue, start one worker, watch it until all is recorded, stop it."""
+def run_workers(mill: Mill, *, count: int, slots: int, dataset: str, workers: int = 1) -> Stretch:
+    """Enqueue, start workers with that many slots each, watch them until all is recorded, stop them."""
     mill.enqueue(write_prompts(mill.path / "prompts.jsonl", count), dataset=dataset, timeout_s=_LONGEST_RUN_S)
-    worker = mill.worker(concurrency=slots)
+    running = [mill.worker(concurrency=slots) for _ in range(workers)]
     try:
-        done = LineCounter(mill.out(dataset))
-        return watch(worker.pid, count=count, done=done, model_url=mill.env["MILL_MODEL_URLS"])
+        done, pids = LineCounter(mill.out(dataset)), [worker.pid for worker in running]
+        return watch(pids, count=count, done=done, model_url=mill.env["MILL_MODEL_URLS"])
     finally:
-        worker.stop()
+        for worker in running:
+            worker.stop()
 
 
-def watch(pid: int, *, count: int, done: Callable[[], int], model_url: str) -> Stretch:
-    """Look at a process ten times a second until it has done all; return the part of the run that counts."""
+def watch(pids: Sequence[int], *, count: int, done: Callable[[], int], model_url: str) -> Stretch:
+    """Look at processes ten times a second until they have done all; return the part of the run that counts."""
     looks: list[Look] = []
     deadline = time.monotonic() + _LONGEST_RUN_S
     while not looks or looks[-1].done < count:
@@ -144,7 +145,8 @@ def watch(pid: int, *, count: int, done: Callable[[], int], model_url: str) -> S
             raise TimeoutError(f"{looks[-1].done} of {count} samples were done after {_LONGEST_RUN_S:.0f} s")
         time.sleep(_LOOK_S)
         stats = server_stats(model_url)
-        looks.append(Look(time.monotonic(), done(), cpu_s(pid), stats["busy_s"], stats["now_s"], rss_mb(pid)))
+        cpu, weight = sum(map(cpu_s, pids)), sum(map(rss_mb, pids))
+        looks.append(Look(time.monotonic(), done(), cpu, stats["busy_s"], stats["now_s"], weight))
     begin = next(look for look in looks if look.done >= FROM * count)
     end = next(look for look in looks if look.done >= TO * count)
     if end is begin:

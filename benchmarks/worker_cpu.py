@@ -13,7 +13,7 @@ from benchmarks.rig import (
     make_mill,
     model_server,
     redis_server,
-    run_worker,
+    run_workers,
     slots_for,
     watch,
     workplace,
@@ -32,7 +32,7 @@ def measure(options: Options) -> Iterator[Figure]:
         with workplace() as folder, model_server(folder, latency_s=0) as url, redis_server(folder) as redis:
             bare.append(_run_script(folder, url))
             product = make_mill(folder, redis.url, url, max_in_flight=_BOUND)
-            mill.append(run_worker(product, count=_SAMPLES, slots=slots_for(_BOUND), dataset="cpu"))
+            mill.append(run_workers(product, count=_SAMPLES, slots=slots_for(_BOUND), dataset="cpu"))
     ratios = [ours.cpu_ms / theirs.cpu_ms for theirs, ours in zip(bare, mill, strict=True)]
     yield Figure("bare script: CPU per sample", [run.cpu_ms for run in bare], "ms")
     yield Figure("worker: CPU per sample", [run.cpu_ms for run in mill], "ms")
@@ -45,4 +45,4 @@ def _run_script(folder: Path, model_url: str) -> Stretch:
     prompts, answers = write_prompts(folder / "bare.jsonl", _SAMPLES), folder / "answers.jsonl"
     command = [sys.executable, str(PROJECT_ROOT / "benchmarks/bare_script.py"), str(prompts), str(answers), model_url]
     with ManagedProcess(command, log_dir=folder / "logs", name="bare") as script:
-        return watch(script.pid, count=_SAMPLES, done=LineCounter(answers), model_url=model_url)
+        return watch([script.pid], count=_SAMPLES, done=LineCounter(answers), model_url=model_url)

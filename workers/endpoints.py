@@ -160,7 +160,8 @@ class Endpoints:
     async def pause(self, seconds: float) -> None:
         """Wait before a retry; raises CancelledError when the worker ends meanwhile."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._turned_away.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._turned_away.wait()
             raise asyncio.CancelledError
 
     def turn_away(self) -> None:
@@ -202,8 +203,10 @@ class Endpoints:
     async def keep(self) -> None:
         """Renew permits, share health and probe: once a second, sooner when more calls wait; until cancelled."""
         while True:
+            # Not wait_for, which forgets in Python 3.11 that it was cancelled when the event comes at the same time.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), _TICK_S)
+                async with asyncio.timeout(_TICK_S):
+                    await self._nudged.wait()
             self._nudged.clear()
             await self._exchange()
             self._raise_ceilings()
@@ -232,11 +235,14 @@ class Endpoints:
         for endpoint in self.all:
             # A closed endpoint may be tried with one request.
             more = waiting if endpoint.pool.open else min(waiting, 1)
-            wishes.append((endpoint.name, endpoint.pool.in_use, endpoint.pool.in_use + more))
+            in_use = endpoint.pool.count()
+            wishes.append((endpoint.name, in_use, in_use + more))
         self._reported = waiting + sum(endpoint.pool.in_use for endpoint in self.all)
         try:
             blocks, shared = await asyncio.to_thread(lambda: (self._trade(wishes), self._share()))
         except redis.exceptions.RedisError:
+            for endpoint in self.all:
+                endpoint.pool.keep()
             return  # running requests go on, on the permits that are leased; the keeper says that Redis is away
         for endpoint, block, (state, since, reason) in zip(self.all, blocks, shared, strict=True):
             endpoint.pool.renew(block)

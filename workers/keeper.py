@@ -43,6 +43,8 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="mill-keeper", daemon=True)
         self._queues: tuple[set[str], set[str]] = (set(), set())
         self._away = False
+        self._unwritten = ""
+        """Why progress could not be written the last time."""
 
     @property
     def queues(self) -> tuple[set[str], set[str]]:
@@ -95,10 +97,11 @@ class Keeper:
         suspects = {dataset: self._books.without_ticket(dataset) for dataset in self._books.datasets()}
         if not any(suspects.values()) or self._ended.wait(_SECOND_LOOK_S):
             return
+        self._beat()  # which a short lease would miss
         for dataset, ids in suspects.items():
             lost = sorted(ids & self._books.without_ticket(dataset)) if ids else []
             if lost:
-                logger.warning("dataset %s: %d tickets were lost and are queued again", dataset, len(lost))
+                logger.warning("dataset %s: lost tickets that are queued again: %d", dataset, len(lost))
                 self._duties.publish(dataset, lost)
 
     def _progress(self) -> None:
@@ -107,8 +110,11 @@ class Keeper:
         started = time.monotonic()
         try:
             self._duties.write_progress()
+            self._unwritten = ""
         except MillError as error:
-            logger.warning("progress could not be written: %s", error)
+            if str(error) != self._unwritten:  # a disk that stays full is told of once
+                logger.warning("progress could not be written: %s", error)
+            self._unwritten = str(error)
         for dataset in self._books.datasets():
             self._books.trim_rates(dataset)
         logger.debug("progress written in %.3f s", time.monotonic() - started)

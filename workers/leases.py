@@ -108,10 +108,29 @@ def keep_running_work_over_blips(stopping: Callable[[], bool]) -> None:
 
     def disconnect_pools(channel: Any) -> None:
         pool = channel._pool  # noqa: SLF001 same
-        disconnect(channel)
+        disconnect(channel)  # type: ignore[no-untyped-call]
         # What still runs is acked through the closed channel later, when its transport may know no address any more.
         # The pool that it had connects anew.
         channel._pool = pool  # noqa: SLF001 same
 
     qos_class.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]
     channel_class._disconnect_pools = disconnect_pools  # type: ignore[method-assign] # noqa: SLF001 same
+
+
+def reuse_redis_clients() -> None:
+    """Let kombu's channels keep the client that they build anew, at some cost, for every delivery and every ack.
+
+    Such a client is a thread-safe shell around the channel's pool of connections, and lives as long as the pool.
+    """
+    channel_class = kombu.transport.redis.Channel
+    create = channel_class._create_client  # noqa: SLF001 no public name
+
+    def create_client(channel: Any, asynchronous: bool = False) -> Any:
+        if asynchronous:  # one with a connection of its own
+            return create(channel, asynchronous=True)  # type: ignore[no-untyped-call]
+        kept = getattr(channel, "_mill_client", None)
+        if kept is None or kept.connection_pool is not channel.pool:
+            kept = channel._mill_client = create(channel)  # type: ignore[no-untyped-call] # noqa: SLF001 ours
+        return kept
+
+    channel_class._create_client = create_client  # type: ignore[method-assign] # noqa: SLF001 same

@@ -35,11 +35,10 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the loop and its thread; pending coroutines are cancelled first."""
-        if not self._thread.is_alive():
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(_cancel_all(), self.loop).result(10)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(10)
         self.loop.close()
 
 

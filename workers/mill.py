@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import platform
@@ -202,3 +203,10 @@ def raise_file_limit(slots: int) -> None:
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         logger.info("raised the limit on open files from %d to %d", soft, needed)
+
+
+def spare_the_collector() -> None:
+    """Keep Python's cycle collector off what start-up made, which stays: going through it took a tenth of the CPU."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -6,7 +6,8 @@
 --
 -- Every owner gets its fair share of the bound (max-min fairness over what is wanted), but never more than the others
 -- leave free: the sum of all held permits stays within the bound. An owner keeps at least what it has in use.
--- Returns {held, bound, others}: others is what living owners other than this one hold.
+-- Returns {held, bound, others, share}: others is what living owners other than this one hold; share is how many of
+-- the held permits may be handed on to new calls, so that a busy owner shrinks when others come.
 local owner, in_use, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local bound = tonumber(redis.call('GET', KEYS[2]) or ARGV[4]) or tonumber(ARGV[4])
 local clock = redis.call('TIME')
@@ -35,14 +36,15 @@ for i, wish in ipairs(wants) do
     if wish[1] == owner then share = give end
 end
 
-local held = math.max(in_use, math.min(share, math.max(0, bound - others)))
+share = math.min(share, math.max(0, bound - others))
+local held = math.max(in_use, share)
 if in_use > 0 and not known then
     -- Redis has forgotten this owner, and so perhaps others that also have calls running: do not grow yet.
-    held = in_use
+    held, share = in_use, in_use
 end
 if held == 0 and wanted == 0 then
     redis.call('HDEL', KEYS[1], owner)
 else
     redis.call('HSET', KEYS[1], owner, string.format('%d|%d|%d', held, wanted, now + tonumber(ARGV[5])))
 end
-return {held, bound, others}
+return {held, bound, others, share}

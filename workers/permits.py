@@ -29,6 +29,8 @@ class Block:
     """The endpoint's bound over all workers."""
     others: int
     """What other workers hold."""
+    share: int | None = dataclasses.field(default=None, compare=False)
+    """How many of the held ones may be handed on to new calls; None is all."""
 
 
 class PermitDesk:
@@ -53,6 +55,7 @@ class Pool:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held = 0
+        self._counted: int | None = None
         self._valid_until = 0.0
         self.in_use = 0
         self.open = False
@@ -61,9 +64,19 @@ class Pool:
         """A lower bound of our own: ramping up after a start, slowing down when the server is busy."""
         self.bound = 0
 
+    def count(self) -> int:
+        """Return what is in use; until `renew` or `keep` no more is, for the answer may be a smaller block."""
+        self._counted = self.in_use
+        return self._counted
+
+    def keep(self) -> None:
+        """Go on with the block as it was: it could not be renewed."""
+        self._counted = None
+
     def renew(self, block: Block) -> None:
         """Take over a freshly leased block."""
-        self._held, self.bound = block.held, block.bound
+        self._held, self.bound = block.held if block.share is None else block.share, block.bound
+        self._counted = None
         self._valid_until = self._clock() + PERMIT_TTL_S - _SAFETY_S
 
     @property
@@ -74,7 +87,8 @@ class Pool:
     @property
     def free(self) -> int:
         """Calls that may start now."""
-        return max(0, min(self.held, self.ceiling) - self.in_use) if self.open else 0
+        most = min(self.held, self.ceiling if self._counted is None else min(self.ceiling, self._counted))
+        return max(0, most - self.in_use) if self.open else 0
 
 
 class Gate:

@@ -117,12 +117,14 @@ class Story:
             task.cancel()
 
     def _work_on(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> None:
-        job = self._prepare(ticket, recorded)
-        if job is None:
-            return
-        self._loop.soon(self._start_asking, job)
         try:
+            job = self._prepare(ticket, recorded)
+            if job is None:
+                return
+            self._loop.soon(self._start_asking, job)
             new = recorded.result()
+        except HandedBack:
+            raise
         except BaseException as error:
             # Whatever it was, nobody asks the sample now: the ticket or the sweep brings it back.
             with contextlib.suppress(redis.exceptions.RedisError):

@@ -17,8 +17,8 @@ from app.errors import MillError, UsageError
 from app.records import Ticket
 from workers.drain import take_over_signals
 from workers.events import EventBatcher
-from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips
-from workers.mill import Mill
+from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips, reuse_redis_clients
+from workers.mill import Mill, spare_the_collector
 from workers.story import HandedBack, SampleFailed
 
 logger = logging.getLogger(__name__)
@@ -68,11 +68,13 @@ def start(sender: Any, **_signal: Any) -> None:
         owner = f"{sender.hostname}/{secrets.token_hex(3)}"
         mill = Mill(app, owner=owner, slots=sender.concurrency)
         keep_running_work_over_blips(lambda: mill.drain.stopping)
+        reuse_redis_clients()
         QueueFollower.wanted = staticmethod(lambda: mill.keeper.queues)
         mill.start()
     except MillError as error:
         sys.stderr.write(f"promptmill: {error}\n")
         raise SystemExit(error.exit_code) from None
+    spare_the_collector()
     Process.mill = mill
     signals.worker_shutting_down.connect(mill.drain.signalled, weak=False)
 

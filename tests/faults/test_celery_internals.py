@@ -1,4 +1,4 @@
-"""The inside of Celery and kombu that `workers/leases.py` leans on: a version that changes it must fail here, loudly."""
+"""The inside of Celery and kombu that `workers/leases.py` leans on: a version that changes it fails here, loudly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_celery_and_kombu_are_of_the_versions_that_were_studied() -> None:
 
 
 def test_a_closing_channel_gives_back_what_it_delivered_in_one_method() -> None:
-    """`restore_unacked_once` is the one place to stop that, cancels its finalizer and flushes first, and needs no more."""
+    """`restore_unacked_once` is the one place to stop that; it cancels its finalizer and flushes before anything."""
     assert list(inspect.signature(_RESTORE).parameters) == ["self", "stderr"]
     source = inspect.getsource(_RESTORE)
     body = source[source.rindex('"""') :]
@@ -37,11 +37,16 @@ def test_a_closing_channel_gives_back_what_it_delivered_in_one_method() -> None:
     assert "restore_unacked_once" not in vars(kombu.transport.redis.QoS)
 
 
-def test_a_late_ack_finds_a_pool_on_a_closed_channel() -> None:
-    """`Channel.pool` makes a pool where there is none, and acks go through it."""
-    assert isinstance(inspect.getattr_static(kombu.transport.redis.Channel, "pool"), property)
-    assert "_get_pool" in inspect.getsource(kombu.transport.redis.Channel.pool.fget)
-    assert "pool" in inspect.getsource(kombu.transport.redis.Channel._create_client)
+def test_a_late_ack_finds_the_pool_that_its_channel_had() -> None:
+    """A channel drops its pool in one method, makes another only where it has none, and acks go through it."""
+    channel = kombu.transport.redis.Channel
+    assert "self._pool = None" in inspect.getsource(channel._disconnect_pools)
+    pool = inspect.getattr_static(channel, "pool")
+    assert isinstance(pool, property)
+    assert pool.fget is not None
+    assert "if self._pool is None" in inspect.getsource(pool.fget)
+    assert "self.pool" in inspect.getsource(channel._create_client)
+    assert "conn_or_acquire" in inspect.getsource(kombu.transport.redis.QoS.pipe_or_acquire)
 
 
 def test_deliveries_come_back_by_their_score_alone() -> None:

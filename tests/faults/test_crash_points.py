@@ -1,4 +1,4 @@
-"""SIGKILL at every named point of a sample's way: what is on disk counts, nothing is lost, nothing is asked for nothing."""
+"""SIGKILL at every named point of a sample's way: what is on disk counts, and the rest is asked again."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_message_lost_between_pop_and_note_comes_back(mill: Mill, model_server
     mill.wait_recorded(_COUNT)
     mill.wait_idle()
 
-    assert "1 tickets were lost" in new.output() or "1 ticket was lost" in new.output()
+    assert "lost tickets that are queued again: 1" in new.output()
     assert_balanced(mill, rows)
     assert_asked_again_at_most(server, 2)
 
@@ -156,9 +156,8 @@ def test_an_export_that_dies_leaves_no_half_file(mill: Mill, model_server: Model
     assert [path.name for path in output.parent.iterdir()] == ["rows.jsonl"]
 
 
-def test_a_worker_killed_every_two_seconds_still_comes_to_an_end(
-    mill: Mill, model_server: ModelServerFactory
-) -> None:
+@pytest.mark.slow
+def test_a_worker_killed_every_two_seconds_still_comes_to_an_end(mill: Mill, model_server: ModelServerFactory) -> None:
     """Five workers killed one after the other, each with its slots full, lose no sample and double no line."""
     server = model_server(latency_s=1.0)
     mill.env["MILL_LEASE_S"] = _SHORT_LEASE_S
@@ -168,7 +167,8 @@ def test_a_worker_killed_every_two_seconds_still_comes_to_an_end(
     for _ in range(5):
         worker = mill.worker(concurrency=_SLOTS)
         before = mill.recorded()
-        wait_until(lambda: mill.recorded() > before and server.in_flight >= 2, 20, "some work", detail=mill.tails)
+        mill.wait_recorded(before + 1, timeout_s=20)
+        wait_until(lambda: server.in_flight >= 2, 20, "some work", detail=mill.tails)
         worker.kill()
         recorded_at_kills |= times_asked(mill, server)
     mill.worker(concurrency=32)

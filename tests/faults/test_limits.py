@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -15,7 +15,13 @@ import pytest
 
 from app.places import DatasetFolder
 from tests.conftest import ModelServerFactory
-from tests.support.aftermath import assert_asked_again_at_most, assert_asked_once, assert_balanced, assert_quiet, prompts
+from tests.support.aftermath import (
+    assert_asked_again_at_most,
+    assert_asked_once,
+    assert_balanced,
+    assert_quiet,
+    prompts,
+)
 from tests.support.folders import mounted
 from tests.support.mill import Mill
 from tests.support.processes import run_command, wait_until
@@ -32,14 +38,11 @@ def _fill_up(folder: Path) -> Path:
     """Write a file until the disk is full, and return it."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
-        try:
-            for size in (2**20, 4096, 1):
-                with contextlib.suppress(OSError):
-                    while file.write(b"\0" * size):
-                        pass
-            file.write(b"\0")
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+        for size in (2**20, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(b"\0" * size):
+                    pass
+    assert not os.statvfs(folder).f_bavail
     return ballast
 
 

@@ -61,6 +61,30 @@ def test_a_redis_that_crashes_and_comes_back_costs_nothing(
     assert_quiet(worker.output())
 
 
+@pytest.mark.slow
+def test_a_redis_that_crashes_again_and_again_ends_no_worker(
+    mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory
+) -> None:
+    """Eight crashes of Redis in the middle of full work leave the same worker at work, and every sample asked once."""
+    server = model_server(latency_s=0.5)
+    rows = prompts(400)
+    mill.enqueue(rows)
+    worker = mill.worker(concurrency=16)
+    for _ in range(8):
+        before = mill.recorded()
+        mill.wait_recorded(before + 10, timeout_s=30)
+        own_redis.restart()
+    mill.wait_recorded(len(rows))
+    mill.wait_idle()
+
+    wait_until(lambda: not _unacked(mill, own_redis), 15, "every delivery acked", detail=mill.tails)
+    assert_balanced(mill, rows)
+    assert_asked_once(server, rows)
+    assert worker.stop() == 0
+    assert_quiet(worker.output())
+
+
+@pytest.mark.slow
 def test_answers_that_come_while_redis_is_away_are_written_at_once(
     mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory
 ) -> None:
@@ -88,6 +112,7 @@ def test_answers_that_come_while_redis_is_away_are_written_at_once(
     assert_quiet(worker.output())
 
 
+@pytest.mark.slow
 def test_a_redis_that_comes_back_empty_is_filled_again_by_enqueue(
     mill: Mill, new_redis: RedisFactory, model_server: ModelServerFactory
 ) -> None:
@@ -104,7 +129,9 @@ def test_a_redis_that_comes_back_empty_is_filled_again_by_enqueue(
     wait_until(lambda: server.in_flight == 0, 20, "no request in flight", detail=mill.tails)
     done = wait_until(lambda: mill.recorded() == server.stats["total"] and mill.recorded(), 10, "all answers recorded")
     said = mill.run("status", expect=1).stdout
-    assert f"{len(rows) - done} samples are neither done nor queued; run producer enqueue again" in " ".join(said.split())
+    assert f"{len(rows) - done} samples are neither done nor queued; run producer enqueue again" in " ".join(
+        said.split()
+    )
     assert mill.counts()["missing"] == len(rows) - done
     again = mill.enqueue(rows).stdout
     assert f"already recorded {done}, already queued 0, queued {len(rows) - done}" in again
@@ -166,6 +193,7 @@ def test_a_request_longer_than_its_lease_is_sent_once_over_two_blips(
         assert_quiet(one.output())
 
 
+@pytest.mark.slow
 def test_blips_under_load_repeat_nothing(mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory) -> None:
     """Every connection to Redis is cut three times within 3 s of full work: all is done, and asked once."""
     server = model_server(latency_s=0.5)

@@ -1,4 +1,4 @@
-"""The model server is away, dies, hangs or hangs up: the work waits, no sample pays for it, and it goes on by itself."""
+"""The model server is away, dies, hangs or hangs up: the work waits, no sample pays for it, and it goes on."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def test_a_worker_may_start_before_its_server(mill: Mill, model_server: ModelSer
     assert_quiet(worker.output())
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_for_a_while_costs_no_sample_an_attempt(
     mill: Mill, model_server: ModelServerFactory
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_server_that_dies_for_a_while_costs_no_sample_an_attempt(
         assert_quiet(worker.output())
 
 
+@pytest.mark.slow
 def test_a_port_that_hangs_up_is_knocked_at_seldom(mill: Mill, model_server: ModelServerFactory) -> None:
     """A port that accepts and closes at once is probed every MILL_PROBE_S by one worker, and no sample fails by it."""
     server = model_server(latency_s=0.5)
@@ -142,6 +144,7 @@ def test_a_port_that_hangs_up_is_knocked_at_seldom(mill: Mill, model_server: Mod
     assert_balanced(mill, rows)
 
 
+@pytest.mark.slow
 def test_a_frozen_server_that_goes_on_is_waited_for(mill: Mill) -> None:
     """A server process stopped for 10 s answers late, and reads each sample's request exactly once.
 

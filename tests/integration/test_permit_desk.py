@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,8 +40,9 @@ class Office:
 
     def entries(self) -> dict[str, tuple[int, int, int]]:
         """Return what Redis holds: owner -> held, wanted, expiry in ms."""
-        found = self.client.hgetall(self.keys.permits(ENDPOINT))
-        return {owner.decode(): tuple(map(int, value.split(b"|"))) for owner, value in found.items()}  # type: ignore
+        found = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.permits(ENDPOINT)))
+        lines = {owner.decode(): value.decode().split("|") for owner, value in found.items()}
+        return {owner: (int(held), int(wanted), int(expiry)) for owner, (held, wanted, expiry) in lines.items()}
 
     def now_ms(self) -> int:
         """Return Redis' clock."""
@@ -110,6 +112,19 @@ def test_running_calls_are_never_taken_away(office: Office) -> None:
     for in_use in (10, 9, 7):
         assert office.lease("a", in_use=in_use, wanted=10).held == in_use
         assert office.lease("b", in_use=0, wanted=10).held == 10 - in_use
+
+
+def test_a_busy_worker_shrinks_when_others_come(office: Office) -> None:
+    """A worker whose permits are all in use hands none on beyond its fair share, so that the newcomer gets its own."""
+    office.lease("a", in_use=0, wanted=40)
+    assert office.lease("b", in_use=0, wanted=40).held == 0
+    shrunk = office.lease("a", in_use=10, wanted=40)
+    assert (shrunk.held, shrunk.share) == (10, 5)
+    in_use = 10
+    for _ in range(5):  # every call that ends is not followed by another one
+        in_use -= 1
+        office.lease("a", in_use=in_use, wanted=40)
+    assert office.lease("b", in_use=0, wanted=40).share == 5
 
 
 def test_an_expired_block_comes_free(office: Office) -> None:
@@ -182,9 +197,7 @@ def test_the_bound_is_shared_fairly(office: Office, wants: list[int], bound: int
     """Whatever each wants, two rounds of renewals lead to a max-min fair share that uses the whole bound."""
     office.clear()
     for _ in range(3):
-        blocks = [
-            office.lease(f"o{number}", in_use=0, wanted=want, bound=bound) for number, want in enumerate(wants)
-        ]
+        blocks = [office.lease(f"o{number}", in_use=0, wanted=want, bound=bound) for number, want in enumerate(wants)]
     assert _is_max_min_fair([block.held for block in blocks], wants, bound), (blocks, wants)
 
 
@@ -203,8 +216,7 @@ class _Workers(RuleBasedStateMachine):
         self.bound = 8
         self.limit: int | None = None
         self.in_use: dict[str, int] = {}
-        self.held: dict[str, int] = {}
-        self.total = 0
+        self.share: dict[str, int] = {}
 
     @rule(owner=st.sampled_from(owners), more=st.integers(0, 12))
     def renew(self, owner: str, more: int) -> None:
@@ -212,7 +224,9 @@ class _Workers(RuleBasedStateMachine):
         in_use = self.in_use.get(owner, 0)
         before = sum(self.office.held().values())
         block = self.office.lease(owner, in_use=in_use, wanted=in_use + more, bound=self.bound)
-        self.held[owner] = block.held
+        assert block.share is not None
+        assert block.share <= block.held
+        self.share[owner] = block.share
         self.in_use.setdefault(owner, 0)
         now = self.office.held()
         assert now.get(owner, 0) == block.held
@@ -226,8 +240,8 @@ class _Workers(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(owners), calls=st.integers(0, 12))
     def call(self, owner: str, calls: int) -> None:
         """Start calls as far as the block allows."""
-        if owner in self.held:
-            self.in_use[owner] = max(self.in_use[owner], min(self.held[owner], self.in_use[owner] + calls))
+        if owner in self.share:
+            self.in_use[owner] = max(self.in_use[owner], min(self.share[owner], self.in_use[owner] + calls))
 
     @rule(owner=st.sampled_from(owners), ended=st.integers(0, 12))
     def end(self, owner: str, ended: int) -> None:
@@ -238,13 +252,13 @@ class _Workers(RuleBasedStateMachine):
     @rule(owner=st.sampled_from(owners))
     def die(self, owner: str) -> None:
         """Kill a worker with its calls; its block stays until the lease runs out."""
-        self.held.pop(owner, None)
+        self.share.pop(owner, None)
         self.in_use.pop(owner, None)
 
     @rule(owner=st.sampled_from(owners))
     def expire(self, owner: str) -> None:
         """Let a dead worker's lease run out."""
-        if owner not in self.held and owner in self.office.entries():
+        if owner not in self.share and owner in self.office.entries():
             self.office.let_expire(owner)
 
     @precondition(lambda self: self.changes_limit)

@@ -1,4 +1,4 @@
-"""What must hold when the dust has settled: every sample once on disk, a true index, balanced books, no needless call."""
+"""What must hold when the dust has settled: every sample once on disk, a true index, no needless call."""
 
 from __future__ import annotations
 

@@ -20,6 +20,13 @@ def completion(content: str = "An answer.", *, tokens: int = 3, model: str | Non
     return Completion(content=content, finish_reason="stop", usage=Usage(completion_tokens=tokens), model=model)
 
 
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Wait in the loop until the condition holds; raises TimeoutError."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - nothing in the product tells tests of such moments
+            await asyncio.sleep(0.001)
+
+
 class FakeClient:
     """Replies with the steps of its script, then with whole answers."""
 

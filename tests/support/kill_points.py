@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import enum
 import functools
+import importlib
 import itertools
 import os
 import signal
@@ -174,14 +175,10 @@ def _main(arguments: Sequence[str]) -> None:
     options, (program, *words) = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
     _patch(options.point, options.nth)
     if program == "producer":
-        from producer.cli import main  # noqa: PLC0415
-
-        sys.argv = ["producer", *words]
+        module, sys.argv = "producer.cli", ["producer", *words]
     else:
-        from celery.__main__ import main  # noqa: PLC0415
-
-        sys.argv = ["celery", "-A", "app", program, *words]
-    main()
+        module, sys.argv = "celery.__main__", ["celery", "-A", "app", program, *words]
+    importlib.import_module(module).main()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.processes import ManagedProcess
 from tests.support.ports import free_port
+from tests.support.processes import ManagedProcess
 
 _ANSWER_TIMEOUT_S = 10.0
 
@@ -53,11 +53,13 @@ class ServerProcess:
 
     def stats(self) -> dict[str, Any]:
         """Return the tallies since its last start."""
-        return self._get("/__stats")
+        stats: dict[str, Any] = self._get("/__stats")
+        return stats
 
     def counts(self) -> dict[str, int]:
         """Return the chat requests since its last start, by last user text."""
-        return self._get("/__counts")
+        counts: dict[str, int] = self._get("/__counts")
+        return counts
 
     def _get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.url}{path}", timeout=_ANSWER_TIMEOUT_S) as answer:  # noqa: S310  http, ours

@@ -73,6 +73,8 @@ class OpenAIChatClient:
         secrets = [re.escape(secret) for secret in (api_key, login and login.partition(" ")[2]) if secret]
         # Whole words only: a made-up key such as "x" is part of many words.
         self._secret = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(secrets)})(?![A-Za-z0-9])") if secrets else None
+        # Whole, so that the SDK need not put it together for each call.
+        self._chat_url = f"{self._base_url}/v1/chat/completions"
         self._request_timeout_s = request_timeout_s
         self._server_takes_ids = True
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "promptmill"}
@@ -178,7 +180,11 @@ class OpenAIChatClient:
         started = time.perf_counter()
         try:
             response = await self._sdk.post(
-                "/chat/completions", cast_to=self._raw_response, content=body, options={"headers": headers}
+                self._chat_url,
+                cast_to=self._raw_response,
+                content=body,
+                # The key is not sent; without one the SDK draws a random one for each call.
+                options={"headers": headers, "idempotency_key": headers["X-Request-Id"]},
             )
         except self._status_error as error:
             response = error.response

@@ -61,7 +61,7 @@ def test_a_new_pool_lets_nothing_start() -> None:
 
 
 def test_a_lease_that_runs_out_stops_new_calls() -> None:
-    """Without a renewal the permits are gone before Redis gives them to somebody else, and a renewal brings them back."""
+    """Without a renewal permits are gone before Redis gives them to somebody else, and a renewal brings them back."""
     now = [100.0]
     pool = _pool(4, clock=lambda: now[0])
     now[0] += PERMIT_TTL_S - 2.5
@@ -71,6 +71,32 @@ def test_a_lease_that_runs_out_stops_new_calls() -> None:
     assert now[0] < 100.0 + PERMIT_TTL_S
     pool.renew(Block(2, bound=4, others=2))
     assert (pool.held, pool.free) == (2, 2)
+
+
+def test_only_the_fair_share_is_handed_on() -> None:
+    """A block may cover running calls beyond this worker's share; no new call starts until enough of them ended."""
+    pool = _pool(10)
+    pool.in_use = 10
+    pool.renew(Block(10, bound=10, others=0, share=5))
+    pool.in_use = 5
+    assert (pool.held, pool.free) == (5, 0)
+    pool.in_use = 4
+    assert pool.free == 1
+
+
+def test_nothing_grows_while_a_block_is_renewed() -> None:
+    """Between the count that Redis is told and its answer calls may be followed by others, but their number stays."""
+    pool = _pool(8)
+    pool.in_use = 3
+    assert pool.count() == 3
+    assert pool.free == 0
+    pool.in_use = 2
+    assert pool.free == 1
+    pool.keep()
+    assert pool.free == 6
+    pool.count()
+    pool.renew(Block(4, bound=8, others=4))
+    assert pool.free == 2
 
 
 def test_a_lease_that_runs_out_holds_waiting_calls() -> None:
@@ -224,7 +250,7 @@ def test_a_permit_given_to_a_cancelled_call_goes_on() -> None:
 
 
 def test_a_waiting_call_may_be_cancelled_while_a_permit_comes_free() -> None:
-    """A call that is cancelled just before a permit would have been its own ends as cancelled, and the next one goes."""
+    """A call that is cancelled just before a permit would have been its own ends so, and the next one gets it."""
 
     async def main() -> None:
         pool = _pool(1)

@@ -1,0 +1,48 @@
+"""The inputs of a chaos run: rows of two datasets that grow while it runs, in ever new orders."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+DATASETS = ("tide", "ebb")
+"""The first one's rows have ids of their own."""
+_BLANK_EVERY = 40
+"""One row of so many is blank, and is refused."""
+
+
+class Input:
+    """One dataset's rows."""
+
+    def __init__(self, dataset: str, count: int, *, folder: Path, seed: int) -> None:
+        self.dataset = dataset
+        self.prompts = [f"{dataset} {number}: how much is {number} times {number}?" for number in range(count)]
+        self._folder = folder
+        self._dice = random.Random(f"{seed}:{dataset}")
+        self._files = 0
+
+    def write(self, share: float) -> Path:
+        """Write the first `share` of the rows into a new file, shuffled."""
+        rows = [self._row(number) for number in range(max(1, round(share * len(self.prompts))))]
+        self._dice.shuffle(rows)
+        self._files += 1
+        path = self._folder / f"{self.dataset}-{self._files}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    def write_part(self, share: float) -> Path:
+        """Write a run of rows, as long as half of the first `share`, from somewhere within it."""
+        length = max(2, round(share * len(self.prompts)))
+        begin = self._dice.randrange(length // 2)
+        self._files += 1
+        path = self._folder / f"{self.dataset}-{self._files}.jsonl"
+        rows = [self._row(number) for number in range(begin, begin + length // 2)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    def _row(self, number: int) -> dict[str, Any]:
+        if self.dataset != DATASETS[0]:
+            return {"messages": [{"role": "user", "content": self.prompts[number]}]}
+        return {"id": f"{self.dataset}-{number:06}", "prompt": self.prompts[number]}

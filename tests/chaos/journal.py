@@ -1,0 +1,80 @@
+"""What the model servers have seen, written so that not even SIGKILL of a server loses a line, and read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class Fate(enum.StrEnum):
+    """How a request ended."""
+
+    GOOD = "good"
+    """A whole answer was sent."""
+    BAD = "bad"
+    """It was answered with a fault, or never, on purpose."""
+    GONE = "gone"
+    """The client went away before its answer."""
+    LOST = "lost"
+    """The server died before it answered."""
+
+
+class Journal:
+    """Appends a line for each request and each fate, one unbuffered write a line."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._number = 0
+
+    def begin(self, prompt: str) -> int:
+        """Note a request; return its number."""
+        self._number += 1
+        self._write(f"begin {self._number} {prompt}")
+        return self._number
+
+    def end(self, number: int, fate: Fate) -> None:
+        """Note how a request ended."""
+        self._write(f"end {number} {fate}")
+
+    def _write(self, line: str) -> None:
+        os.write(self._descriptor, line.encode().replace(b"\n", b" ") + b"\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """All requests of a run."""
+
+    prompts: Counter[str]
+    """How often each prompt was asked."""
+    fates: Counter[Fate]
+
+    @property
+    def requests(self) -> int:
+        """How many there were."""
+        return self.prompts.total()
+
+    @property
+    def excused(self) -> int:
+        """Requests that got no good answer by the servers' own fault."""
+        return self.fates[Fate.BAD] + self.fates[Fate.LOST]
+
+
+def read_journals(paths: Iterable[Path]) -> Tally:
+    """Add up the journals of all servers, one for each time that one was started; none of them may still run."""
+    prompts, fates = Counter[str](), Counter[Fate]()
+    for path in paths:
+        open_numbers = set[str]()
+        for line in path.read_text(encoding="utf-8").splitlines():
+            what, number, rest = line.split(" ", 2)
+            if what == "begin":
+                prompts[rest] += 1
+                open_numbers.add(number)
+            else:
+                fates[Fate(rest)] += 1
+                open_numbers.discard(number)
+        fates[Fate.LOST] += len(open_numbers)
+    return Tally(prompts, fates)

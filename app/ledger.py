@@ -110,8 +110,10 @@ class Ledger:
         """
         probe = self.folder.path / f".probe-{os.getpid()}-{threading.get_ident()}"
         with jsonl.translated(self.folder.path):
-            probe.write_bytes(b"ok\n")
-            probe.unlink()
+            try:
+                probe.write_bytes(b"ok\n")
+            finally:
+                probe.unlink(missing_ok=True)
             disk = os.statvfs(self.folder.path)
         free = disk.f_bavail * disk.f_frsize
         if free < min_free_bytes:
@@ -122,7 +124,10 @@ class Ledger:
         for path in [*map(self.folder.lines, Kind), self.folder.torn, self.folder.index, self.folder.manifest]:
             if path.is_symlink() and not path.exists():
                 raise UnwritableError(f"{path} is a link to nothing; remove the link or create its target.")
-            if path.exists() and not (path.is_file() and _can_append(path)):
+            # Never open the index beside SQLite: closing it drops this process's locks on it, and the next process
+            # that closes it deletes the write-ahead log under the connections that are still open here.
+            can_write = _may_write if path == self.folder.index else _can_append
+            if path.exists() and not (path.is_file() and can_write(path)):
                 raise UnwritableError(f"{path} is not a file that can be written; check it and its rights.")
 
     # Reading
@@ -332,6 +337,10 @@ def _can_append(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _may_write(path: Path) -> bool:
+    return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _state(path: Path) -> FileState:

@@ -148,7 +148,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 0
     """Calls made, the last one included."""
     faults: list[Attempt] = []
-    """The failed calls before the last one, at most the newest 16."""
+    """The failed calls, at most the newest 16."""
     started_at: float | None = None
     finished_at: float | None = None
     latency_s: float | None = None

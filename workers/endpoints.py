@@ -260,18 +260,24 @@ class Endpoints:
 
     def _share(self) -> list[tuple[str, float, str]]:
         """Tell Redis of changes made here; return what it says of each endpoint."""
-        with self._redis.pipeline(transaction=False) as pipe:
-            for endpoint in self.all:
-                if endpoint.unpublished:
-                    endpoint.unpublished = False
+        changed = [endpoint for endpoint in self.all if endpoint.unpublished]
+        for endpoint in changed:
+            endpoint.unpublished = False  # before it is read, so that a change meanwhile is told the next time
+        try:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for endpoint in changed:
                     key, since = self._keys.endpoint(endpoint.name), repr(endpoint.since)
                     pipe.hset(key, items=["url", endpoint.shown, "state", endpoint.state.value, "since", since])
                     pipe.hset(key, "reason", endpoint.reason)
                     pipe.sadd(self._keys.endpoints, endpoint.name)
-            pipe.execute()
-            for endpoint in self.all:
-                pipe.hmget(self._keys.endpoint(endpoint.name), "state", "since", "reason")
-            return [(text(state), float(since or 0), text(reason)) for state, since, reason in pipe.execute()]
+                pipe.execute()
+                for endpoint in self.all:
+                    pipe.hmget(self._keys.endpoint(endpoint.name), "state", "since", "reason")
+                return [(text(state), float(since or 0), text(reason)) for state, since, reason in pipe.execute()]
+        except redis.exceptions.RedisError:
+            for endpoint in changed:
+                endpoint.unpublished = True
+            raise
 
     def _raise_ceilings(self) -> None:
         now = time.monotonic()

@@ -31,7 +31,10 @@ class Duties:
 
 
 class Keeper:
-    """A thread that beats once a second and takes its turns at the duties that one worker does for all."""
+    """Beats once a second, and takes its turns at the duties that one worker does for all.
+
+    Each has a thread of its own: however long a duty takes, the worker does not look dead.
+    """
 
     def __init__(self, books: Queue, owner: str, duties: Duties, *, lease_s: float, progress_s: float) -> None:
         self._books = books
@@ -40,7 +43,10 @@ class Keeper:
         self._lease_s = lease_s
         self._progress_s = progress_s
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mill-keeper", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._keep_beating, name="mill-heart", daemon=True),
+            threading.Thread(target=self._do_duties, name="mill-duties", daemon=True),
+        ]
         self._queues: tuple[set[str], set[str]] = (set(), set())
         self._away = False
         self._unwritten = ""
@@ -52,38 +58,46 @@ class Keeper:
         return self._queues
 
     def start(self) -> None:
-        """Beat once, so that the worker is known before it takes work, then go on in the thread."""
+        """Beat once, so that the worker is known before it takes work, then go on in the threads."""
         if not self._books.workers():
             self._books.begin_session()
         self._beat()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread and the worker's presence."""
+        """End the threads and the worker's presence."""
         self._ended.set()
-        self._thread.join(10)
+        for thread in self._threads:
+            thread.join(10)
         try:
             self._books.part(self._owner)
         except redis.exceptions.RedisError:
             logger.debug("Redis is away; the heartbeat expires by itself")
 
-    def _run(self) -> None:
+    def _keep_beating(self) -> None:
         while not self._ended.wait(_BEAT_S):
             try:
                 self._beat()
-                self._sweep()
-                self._progress()
             except redis.exceptions.RedisError:
                 if not self._away:
                     logger.warning("Redis is away; finished records are written, and the work goes on when it is back")
                 self._away = True
                 continue
-            except Exception:
-                # A bug in one duty must not end the others: without heartbeats this worker would count as dead.
-                logger.exception("a periodic duty failed; the work goes on")
             if self._away:
                 logger.warning("Redis is back")
             self._away = False
+
+    def _do_duties(self) -> None:
+        while not self._ended.wait(_BEAT_S):
+            try:
+                self._sweep()
+                self._progress()
+            except redis.exceptions.RedisError:
+                logger.debug("Redis is away; the heart says so")
+            except Exception:
+                # A bug in one duty must not end the others.
+                logger.exception("a periodic duty failed; the work goes on")
 
     def _beat(self) -> None:
         # Shorter than the visibility timeout: when a dead worker's ticket comes back, its heartbeat is gone.
@@ -97,7 +111,6 @@ class Keeper:
         suspects = {dataset: self._books.without_ticket(dataset) for dataset in self._books.datasets()}
         if not any(suspects.values()) or self._ended.wait(_SECOND_LOOK_S):
             return
-        self._beat()  # which a short lease would miss
         for dataset, ids in suspects.items():
             lost = sorted(ids & self._books.without_ticket(dataset)) if ids else []
             if lost:

@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 _BEATS_PER_LEASE = 5
 _FOLLOW_S = 1.0
+_WRITE_PROBE_S = 1.0
+_WRITE_PROBE_KEY = "write-probe"
 
 
 class LeaseKeeper(bootsteps.StartStopStep):  # type: ignore[misc] # celery is untyped
@@ -115,6 +117,52 @@ def keep_running_work_over_blips(stopping: Callable[[], bool]) -> None:
 
     qos_class.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]
     channel_class._disconnect_pools = disconnect_pools  # type: ignore[method-assign] # noqa: SLF001 same
+
+
+def wait_for_a_redis_that_takes_writes() -> None:
+    """Let a consumer that connects wait while Redis is full or read-only, and leave no connection open if it fails.
+
+    kombu writes as soon as it is connected. Refused, Celery would connect anew several times a second, each time with
+    a traceback and without closing what it had opened. Taking back what ran out is left for later meanwhile.
+    """
+    transport_class, qos_class = kombu.transport.redis.Transport, kombu.transport.redis.QoS
+    register, take_back = transport_class.register_with_event_loop, qos_class.restore_visible
+
+    def restore_visible(qos: Any, *args: Any, **options: Any) -> None:
+        try:
+            take_back(qos, *args, **options)  # type: ignore[no-untyped-call]
+        except redis.exceptions.ResponseError:
+            logger.debug("deliveries that ran out could not be taken back; Redis takes no writes", exc_info=True)
+
+    def register_with_event_loop(transport: Any, connection: Any, loop: Any) -> None:
+        try:
+            for channel in connection.channels:
+                _wait_for_writes(channel)
+            register(transport, connection, loop)  # type: ignore[no-untyped-call]
+        except BaseException:
+            transport.close_connection(connection)
+            raise
+
+    transport_class.register_with_event_loop = register_with_event_loop  # type: ignore[method-assign]
+    qos_class.restore_visible = restore_visible  # type: ignore[assignment]
+
+
+def _wait_for_writes(channel: Any) -> None:
+    refused = False
+    while True:
+        try:
+            with channel.conn_or_acquire() as client:
+                client.set(_WRITE_PROBE_KEY, 1, px=1000)
+        except redis.exceptions.ResponseError as error:
+            if not refused:
+                logger.warning("Redis takes no writes (%s); no new sample is taken until it does", error)
+            refused = True
+            state.maybe_shutdown()
+            time.sleep(_WRITE_PROBE_S)
+        else:
+            if refused:
+                logger.warning("Redis takes writes again")
+            return
 
 
 def reuse_redis_clients() -> None:

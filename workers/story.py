@@ -109,8 +109,9 @@ class Story:
 
     def hand_back(self) -> int:
         """Cancel every running request, so that its slot hands the ticket back; return how many there were."""
+        count = len(self._asking)
         self._loop.soon(self._cancel_asking)
-        return len(self._asking)
+        return count
 
     def _cancel_asking(self) -> None:
         for task in list(self._asking):

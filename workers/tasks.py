@@ -17,7 +17,13 @@ from app.errors import MillError, UsageError
 from app.records import Ticket
 from workers.drain import take_over_signals
 from workers.events import EventBatcher
-from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips, reuse_redis_clients
+from workers.leases import (
+    LeaseKeeper,
+    QueueFollower,
+    keep_running_work_over_blips,
+    reuse_redis_clients,
+    wait_for_a_redis_that_takes_writes,
+)
 from workers.mill import Mill, spare_the_collector
 from workers.story import HandedBack, SampleFailed
 
@@ -69,6 +75,7 @@ def start(sender: Any, **_signal: Any) -> None:
         mill = Mill(app, owner=owner, slots=sender.concurrency)
         keep_running_work_over_blips(lambda: mill.drain.stopping)
         reuse_redis_clients()
+        wait_for_a_redis_that_takes_writes()
         QueueFollower.wanted = staticmethod(lambda: mill.keeper.queues)
         mill.start()
     except MillError as error:

@@ -44,7 +44,7 @@ def test_shapes_of_answers(mill: Mill, model_server: ModelServerFactory) -> None
     server = model_server(RULES)
     mill.enqueue([{"id": name, "prompt": name} for name in [*NAMES, "plain"]], "--min-completion-tokens", "1")
     worker = mill.worker(concurrency=8)
-    mill.wait_idle()
+    mill.wait_recorded(12)
     assert worker.running
     accepted, failed = by_source_id(mill), by_source_id(mill, kind=Kind.FAILED)
     balanced(mill, read=12, rejected=1, failed=len(failed))
@@ -79,7 +79,6 @@ def test_rules_for_answers(mill: Mill, model_server: ModelServerFactory) -> None
     options = ("--min-completion-tokens", "10", "--max-tokens", "100")
     mill.enqueue(rows, *options)
     mill.worker()
-    mill.wait_idle()
     balanced(mill, accepted=1, rejected=3, failed=0)
     rejected = by_source_id(mill, kind=Kind.REJECTED)
     assert {name: record["reason"] for name, record in rejected.items()} == {
@@ -97,10 +96,10 @@ def test_rules_for_answers(mill: Mill, model_server: ModelServerFactory) -> None
     server.set_rules()
     told = mill.run("retry", "case", "--rejected", "--fault", "truncated").stdout
     assert "queued 1 rejected samples again" in told
-    mill.wait_idle()
+    mill.wait_recorded(5)
     assert len(server.requests) == 5
     mill.enqueue([{"id": "cut", "prompt": "w" * 50}], "--max-tokens", "20", "--keep-truncated", dataset="kept")
-    mill.wait_idle("kept")
+    mill.wait_recorded(1, "kept")
     (record,) = records(mill, "kept")
     assert (record["finish_reason"], len(record["content"])) == ("length", 20)
 
@@ -121,7 +120,6 @@ def test_exports_read_back(mill: Mill, model_server: ModelServerFactory) -> None
     mill.wait_recorded(2)
     server.set_options(token_ids=False)
     mill.enqueue([{"id": "c", "prompt": "without ids"}])
-    mill.wait_idle()
     balanced(mill, accepted=3)
     ids = {record["id"] for record in records(mill)}
 

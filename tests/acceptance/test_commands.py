@@ -81,7 +81,6 @@ def test_pause_and_resume(mill: Mill, model_server: ModelServerFactory) -> None:
     assert server.count("held") == 0
     mill.run("resume", "held")
     mill.wait_recorded(1, "held")
-    mill.wait_idle("held")
     balanced(mill, "held", accepted=1)
 
 
@@ -163,7 +162,7 @@ def test_few_open_files(mill: Mill, model_server: ModelServerFactory) -> None:
     seen = []
     for run in range(3):
         mill.enqueue([f"run {run} row {number}" for number in range(40)])
-        mill.wait_idle()
+        mill.wait_recorded(40 * (run + 1))
         if descriptors.exists():
             seen.append(len(list(descriptors.iterdir())))
     balanced(mill, accepted=120)

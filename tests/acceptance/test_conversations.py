@@ -46,7 +46,6 @@ def test_role_names_of_other_worlds(mill: Mill, model_server: ModelServerFactory
     server = model_server(strict_roles=True)
     mill.enqueue([{"id": name, **row} for name, row in SHAREGPT.items()])
     mill.worker()
-    mill.wait_idle()
     balanced(mill, read=10, refused=3, accepted=6, failed=1)
     roles = {request.key: [turn["role"] for turn in request.body["messages"]] for request in server.requests}
     assert roles["bye?"] == roles["c"] == ["user", "assistant", "user"]
@@ -81,7 +80,6 @@ def test_shapes_of_conversations(mill: Mill, model_server: ModelServerFactory) -
     server = model_server(strict_roles=True)
     mill.enqueue([{"id": name, **row} for name, row in SHAPES.items()])
     mill.worker()
-    mill.wait_idle()
     balanced(mill, read=11, refused=4, accepted=3, failed=4)
     accepted = by_source_id(mill)
     assert accepted["reference"]["reference"] == {"role": "assistant", "content": "kept"}
@@ -102,7 +100,6 @@ def test_prompts_that_do_not_fit(mill: Mill, model_server: ModelServerFactory) -
     rows = [{"id": f"l{n}", "prompt": f"{n} " + "w " * (1500 if n % 2 else 5)} for n in range(5)]
     mill.enqueue(rows)
     mill.worker()
-    mill.wait_idle()
     balanced(mill, accepted=3, failed=2, left=0)
     for record in by_source_id(mill, kind=Kind.FAILED).values():
         assert (record["attempts"], record["reason"]) == (1, "context_overflow")
@@ -115,7 +112,6 @@ def test_prompts_that_do_not_fit(mill: Mill, model_server: ModelServerFactory) -
     assert "nothing to ask again" in mill.run("retry", "case", "--fault", "timeout").stdout
     server.set_options(max_chars=None)
     assert "queued 2 failed samples again" in mill.run("retry", "case", "--fault", "context_overflow").stdout
-    mill.wait_idle()
     balanced(mill, accepted=5, failed=0)
     assert {record["round"] for record in records(mill)} == {0, 1}
     mill.run("status")

@@ -67,7 +67,6 @@ def test_a_torn_tail_costs_one_sample(mill: Mill, model_server: ModelServerFacto
     for name in DAMAGES:
         mill.wait_recorded(5, name)
         assert mill.out(name).read_bytes().splitlines(keepends=True)[:3] == whole[name]
-    mill.wait_idle("nuls")
     all_balanced(mill, {name: {"accepted": 5, "left": 0} for name in DAMAGES})
     mill.run("verify")
     new = len(server.requests) - asked
@@ -85,6 +84,5 @@ def test_lines_that_vanish_are_asked_again(mill: Mill, model_server: ModelServer
     mill.out().write_bytes(b"".join(lines[:3] + lines[:3:-1]))
     told = mill.enqueue(rows)
     assert "queued 1\n" in told.stdout
-    mill.wait_idle()
     balanced(mill, accepted=8, left=0)
     assert len(server.requests) == 9

@@ -25,7 +25,7 @@ def test_a_worker_dies_and_another_joins(
     mill.wait_recorded(prompts // 4)
     first.kill()
     mill.worker(concurrency=slots, name="third")
-    mill.wait_idle(timeout_s=150)
+    mill.wait_recorded(prompts, timeout_s=150)
     balanced(mill, read=prompts, accepted=prompts, failed=0, missing=0)
     assert "complete" in mill.run("verify").stdout
     assert prompts <= len(server.requests) <= prompts + slots

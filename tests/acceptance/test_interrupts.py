@@ -61,7 +61,6 @@ def test_one_signal_lets_a_worker_finish(mill: Mill, model_server: ModelServerFa
     counts = balanced(mill, accepted=4, in_flight=0)
     assert tickets(broker) == counts["left"] == 8
     mill.worker(concurrency=8)
-    mill.wait_idle()
     balanced(mill, accepted=12)
     assert len(server.requests) == 12
 
@@ -94,7 +93,6 @@ def test_a_worker_that_may_not_finish(
     assert tickets(broker) == 6
     server.set_options(latency_s=0.0)
     mill.worker()
-    mill.wait_idle()
     balanced(mill, accepted=6)
     assert len(server.requests) == 10
 

@@ -22,7 +22,7 @@ def test_plain_lines(mill: Mill, model_server: ModelServerFactory) -> None:
     monitor = mill.start("monitor", "--interval", "1", "--until-done", name="monitor")
     words = [sys.executable, "-c", _MONITOR, "monitor", "--interval", "0.2"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, env=subprocess_env(mill.env), cwd=mill.path) as blocked:
-        mill.wait_idle()
+        mill.wait_recorded(150)
         assert monitor.wait(20) == 0
         blocked.terminate()
     balanced(mill, accepted=150)
@@ -58,7 +58,7 @@ def test_rate_and_eta_after_a_resume(mill: Mill, model_server: ModelServerFactor
     rows = [f"e {number}" for number in range(400)]
     mill.enqueue(rows[:300])
     worker = mill.worker(concurrency=32)
-    mill.wait_idle()
+    mill.wait_recorded(300)
     worker.stop()
     server.set_options(latency_s=0.4)
     mill.enqueue(rows)

@@ -28,7 +28,6 @@ def test_every_form_of_retry_after(mill: Mill, model_server: ModelServerFactory)
     names = [str(rule["match"]) for rule in RULES]
     mill.enqueue([{"id": name, "prompt": name} for name in [*names, "bystander"]])
     mill.worker(concurrency=10)
-    mill.wait_idle()
     balanced(mill, accepted=9, failed=0)
     times: dict[str, list[float]] = {}
     for request in server.requests:

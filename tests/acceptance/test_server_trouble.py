@@ -35,7 +35,6 @@ def test_a_server_that_goes_and_comes_back(mill: Mill, model_server: ModelServer
     recorded = mill.recorded()
     mill.wait_recorded(recorded + 1, timeout_s=10)
     assert time.monotonic() - began < 10
-    mill.wait_idle()
     balanced(mill, accepted=60, failed=0)
     assert server.peak_in_flight <= 8
     assert at_the_gap == worker.output().count("is down") == 1, "told once, not once a probe"
@@ -50,7 +49,6 @@ def test_no_server_at_the_start(mill: Mill, model_server: ModelServerFactory) ->
     assert "is down" in worker.output()
     mill.run("status", expect=1)
     server.start()
-    mill.wait_idle()
     balanced(mill, accepted=3, failed=0)
 
 
@@ -60,7 +58,6 @@ def test_one_bad_request_and_a_wrong_key(mill: Mill, model_server: ModelServerFa
     mill.env["MILL_API_KEY"] = KEY
     mill.enqueue([f"t {number}" for number in range(20)] + ["only me"], dataset="good")
     worker = mill.worker()
-    mill.wait_idle("good")
     balanced(mill, "good", accepted=20, failed=1)
     assert server.count("only me") == 1
     (record,) = by_source_id(mill, "good", Kind.FAILED).values()
@@ -79,7 +76,6 @@ def test_one_bad_request_and_a_wrong_key(mill: Mill, model_server: ModelServerFa
     assert worker.stop() == 0
     mill.env["MILL_API_KEY"] = KEY
     mill.worker()
-    mill.wait_idle()
     balanced(mill, accepted=20)
     for path in [*mill.path.rglob("*.log"), *mill.path.rglob("*.json*")]:
         text = path.read_text(errors="replace")
@@ -96,6 +92,5 @@ def test_an_answer_that_outlasts_its_lease(mill: Mill, model_server: ModelServer
     mill.worker(concurrency=2)
     mill.wait_recorded(30, timeout_s=8)
     assert server.in_flight == 1
-    mill.wait_idle()
     balanced(mill, accepted=31)
     assert server.count("very slow") == 1

@@ -24,7 +24,6 @@ def test_other_settings_need_a_word(mill: Mill, model_server: ModelServerFactory
     both = [*first, {"id": "new", "prompt": "new"}]
     told = mill.enqueue(both, "--max-tokens", "60", "--stop", "END", "--new-settings")
     assert "already recorded 3, already queued 0, queued 1" in told.stdout
-    mill.wait_idle()
     balanced(mill, accepted=4)
     records = by_source_id(mill)
     assert records["old0"]["sampling"] == {"max_tokens": 50, "temperature": 0.5}
@@ -45,7 +44,7 @@ def test_what_is_sent_beside_the_prompt(mill: Mill, model_server: ModelServerFac
     options = ("--model", "other-model", "--system", "Be kind.", "--chat-template-kwargs", '{"enable_thinking": false}')
     mill.enqueue(["hello"], *options, "--extra-body", '{"min_tokens": 1}')
     mill.worker()
-    mill.wait_idle()
+    mill.wait_recorded(1)
     (request,) = server.requests
     assert request.body["chat_template_kwargs"] == {"enable_thinking": False}
     assert (request.body["min_tokens"], request.body["model"]) == (1, "other-model")

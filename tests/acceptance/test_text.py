@@ -26,7 +26,7 @@ def test_only_a_newline_ends_a_row(mill: Mill, model_server: ModelServerFactory)
     path.write_bytes("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     mill.enqueue(path)
     mill.worker()
-    mill.wait_idle()
+    mill.wait_recorded(6)
     assert " queued 0\n" in mill.enqueue(path).stdout
     balanced(mill, read=6, accepted=6, left=0)
     assert sorted(request.key for request in server.requests) == sorted(SEPARATORS)
@@ -57,7 +57,6 @@ def test_numbers_that_are_none(mill: Mill, model_server: ModelServerFactory) -> 
     document = parse_strict(mill.run("status", "--json").stdout.encode())
     assert document["totals"]["eta_s"] is None
     mill.worker()
-    mill.wait_idle()
     balanced(mill, read=4, refused=3, accepted=1)
     refused = records(mill, kind=Kind.REFUSED)
     assert [(row["row"], row["reason"]) for row in refused] == [(1, "non_finite"), (2, "non_finite"), (3, "non_finite")]
@@ -81,7 +80,6 @@ def test_files_of_other_systems(mill: Mill, model_server: ModelServerFactory) ->
     assert "UTF-8" in told.stderr
     assert not mill.folder("wide").path.exists()
     mill.worker()
-    mill.wait_idle()
     balanced(mill, read=3, accepted=3)
     assert sorted(server.counts) == texts
 
@@ -94,7 +92,6 @@ def test_one_huge_row_among_small_ones(mill: Mill, model_server: ModelServerFact
     path = mill.write_rows([*rows, {"id": "answer", "prompt": "big answer"}], "huge")
     mill.enqueue(path)
     mill.worker(concurrency=2)
-    mill.wait_idle()
     balanced(mill, read=7, accepted=7)
     assert len(by_source_id(mill)["answer"]["content"]) == 8 * 2**20
     assert " queued 0\n" in mill.enqueue(path).stdout
@@ -130,7 +127,6 @@ def test_empty_prompts_are_never_sent(mill: Mill, model_server: ModelServerFacto
         assert "read 0" in told.stdout
         assert "nothing to ask" in told.stderr
     mill.worker()
-    mill.wait_idle()
     balanced(mill, read=7, refused=6, accepted=1, failed=0)
     assert list(server.counts) == ["  keep my spaces  "]
     assert [row["row"] for row in records(mill, kind=Kind.REFUSED)] == [1, 2, 3, 4, 5, 6]

@@ -65,17 +65,23 @@ def _dataset_problems(world: World, source: Input) -> Iterator[str]:
             yield f"the index of {name} differs from one that is made anew"
 
 
+def unexplained(world: World, tally: Tally) -> Counter[str]:
+    """Return the prompts that were asked again though no server was at fault and nothing happened to their worker."""
+    explained = Counter(prompt for _why, flights in world.repeats for prompt in flights.prompts)
+    return tally.repeats() - explained
+
+
 def _request_problems(world: World, tally: Tally) -> list[str]:
-    samples = sum(len(source.prompts) for source in world.inputs)
-    allowed = samples + tally.excused + sum(count for _why, count in world.repeats)
-    if tally.requests <= allowed:
+    again = unexplained(world, tally)
+    unknown = sum(flights.unknown for _why, flights in world.repeats)
+    if again.total() <= unknown:
         return []
-    in_flight = allowed - samples - tally.excused
-    sentence = (
-        f"{tally.requests} requests were made, {tally.requests - allowed} more than {samples} samples, "
-        f"{tally.excused} spoilt answers and {in_flight} samples in flight at kills and pauses explain"
-    )
-    return [sentence]
+    return [
+        (
+            f"{again.total() - unknown} requests were repeated without a spoilt answer, and nothing happened to their "
+            f"workers: {sorted(again)[: 2 * _SHOWN]}"
+        )
+    ]
 
 
 def _log_problems(world: World) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import redis
 from tests.chaos.crew import Seat
 from tests.chaos.inputs import Input
 from tests.chaos.plan import Fault, Step
-from tests.chaos.world import LEASE_S, ModelHost, World
+from tests.chaos.world import LEASE_S, Flights, ModelHost, World
 
 End = Callable[[], None]
 
@@ -56,30 +57,30 @@ def _pick_seat(world: World, step: Step, *, all_seats: bool = False) -> Seat:
 def _kill_worker(world: World, step: Step) -> Begun:
     seat = _pick_seat(world, step)
     seat.pause()  # so that what it has in flight stands still while it is counted
-    count = world.in_flight(seat)
+    flights = world.in_flight(seat)
     seat.kill()
-    world.may_repeat("kill", count)
-    return Begun(f"{seat.node} with {count} in flight", seat.refill)
+    world.may_repeat("kill", flights)
+    return Begun(f"{seat.node} with {len(flights)} in flight", seat.refill)
 
 
 def _stop_worker(world: World, step: Step) -> Begun:
     seat = _pick_seat(world, step)
     if not seat.ready:
         raise Skipped("the worker is still starting")
-    count = world.in_flight(seat)
+    flights = world.in_flight(seat)
     twice = step.fault is Fault.STOP_WORKER_TWICE
     seat.dismiss(*[signal.SIGTERM] * (2 if twice else 1))
-    world.may_repeat("hand-back", count)
-    return Begun(f"{seat.node} with {count} in flight", seat.refill)
+    world.may_repeat("hand-back", flights)
+    return Begun(f"{seat.node} with {len(flights)} in flight", seat.refill)
 
 
 def _pause_worker(world: World, step: Step) -> Begun:
     seat = _pick_seat(world, step, all_seats=True)
     seat.pause()
     # A delivery is taken back after 3/4 of a lease in which nobody refreshed it; a refresh may be a while ago.
-    count = world.in_flight(seat) if step.lasts_s > LEASE_S / 2 else 0
-    world.may_repeat("pause", count)
-    return Begun(f"{seat.node}, of whose samples {count} may be given to others", seat.resume)
+    flights = world.in_flight(seat) if step.lasts_s > LEASE_S / 2 else Flights()
+    world.may_repeat("pause", flights)
+    return Begun(f"{seat.node}, of whose samples {len(flights)} may be given to others", seat.resume)
 
 
 # Producers
@@ -187,19 +188,19 @@ def _empty_redis(world: World, _step: Step) -> Begun:
     awake = [seat for seat in seats if not seat.paused]
     for seat in awake:
         seat.pause()
-    count = world.in_flight(*seats)
+    flights = world.in_flight(*seats)
     world.redis.kill()
     shutil.rmtree(world.redis.folder / "appendonlydir", ignore_errors=True)
     for seat in awake:
         seat.resume()
-    world.may_repeat("emptied Redis", count)
+    world.may_repeat("emptied Redis", flights)
 
     def end() -> None:
         _revive(world)
         for source in world.inputs:
             world.enqueue(source)
 
-    return Begun(f"with {count} in flight", end)
+    return Begun(f"with {len(flights)} in flight", end)
 
 
 def _blip_redis(world: World, _step: Step) -> Begun:
@@ -264,9 +265,10 @@ def _damage_tail(world: World, step: Step) -> Begun:
         if not path.read_bytes().endswith(b"\n"):
             raise Skipped("the tail is damaged already")
         killed = _kill_worker(world, step)
+        if step.fault is Fault.CUT_TAIL:
+            last = json.loads(path.read_bytes().split(b"\n")[-2])
+            world.may_repeat("cut record", Flights([last["messages"][-1]["content"]]))
         words = _TAILS[step.fault](path, step)
-    if step.fault is Fault.CUT_TAIL:
-        world.may_repeat("cut record", 1)
     return Begun(f"{words} of {dataset}; killed {killed.words}", killed.end)
 
 

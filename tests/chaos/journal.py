@@ -51,30 +51,34 @@ class Tally:
     prompts: Counter[str]
     """How often each prompt was asked."""
     fates: Counter[Fate]
+    excused: Counter[str]
+    """How often each prompt got no good answer by the servers' own fault."""
 
     @property
     def requests(self) -> int:
         """How many there were."""
         return self.prompts.total()
 
-    @property
-    def excused(self) -> int:
-        """Requests that got no good answer by the servers' own fault."""
-        return self.fates[Fate.BAD] + self.fates[Fate.LOST]
+    def repeats(self) -> Counter[str]:
+        """Return how often each prompt was asked more than once although no server was at fault."""
+        return Counter({prompt: n - 1 - self.excused[prompt] for prompt, n in self.prompts.items()}) + Counter()
 
 
 def read_journals(paths: Iterable[Path]) -> Tally:
     """Add up the journals of all servers, one for each time that one was started; none of them may still run."""
-    prompts, fates = Counter[str](), Counter[Fate]()
+    prompts, fates, excused = Counter[str](), Counter[Fate](), Counter[str]()
     for path in paths:
-        open_numbers = set[str]()
+        unanswered = dict[str, str]()
         for line in path.read_text(encoding="utf-8").splitlines():
             what, number, rest = line.split(" ", 2)
             if what == "begin":
                 prompts[rest] += 1
-                open_numbers.add(number)
-            else:
-                fates[Fate(rest)] += 1
-                open_numbers.discard(number)
-        fates[Fate.LOST] += len(open_numbers)
-    return Tally(prompts, fates)
+                unanswered[number] = rest
+                continue
+            prompt = unanswered.pop(number)
+            fates[Fate(rest)] += 1
+            if Fate(rest) is Fate.BAD:
+                excused[prompt] += 1
+        fates[Fate.LOST] += len(unanswered)
+        excused.update(unanswered.values())
+    return Tally(prompts, fates, excused)

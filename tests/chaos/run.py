@@ -199,17 +199,15 @@ class Run:
         world = self._world
         samples = sum(len(source.prompts) for source in world.inputs)
         repeats = Counter[str]()
-        for why, count in world.repeats:
-            repeats[why] += count
+        for why, flights in world.repeats:
+            repeats[why] += len(flights)
+        shares = ", ".join(f"{why} {count}" for why, count in repeats.items())
         fates = ", ".join(f"{fate} {tally.fates[fate]:,}" for fate in Fate)
-        again = tally.requests - samples - tally.excused
         lines = [
             f"faults: {self._injected.total()} of {len(self._injected)} kinds, {self._skipped.total()} left out",
             f"samples: {samples:,}; requests: {tally.requests:,} ({fates})",
-            (
-                f"asked again without a spoilt answer: {again:,}; explained at most: {repeats.total():,} "
-                f"({', '.join(f'{why} {count}' for why, count in repeats.items())})"
-            ),
+            f"asked again without a spoilt answer: {tally.repeats().total():,}",
+            f"in flight at kills and pauses: {repeats.total():,} ({shares})",
             f"enqueues: {world.enqueued}; readings of status and verify: {watch.readings}",
             (
                 f"workers: {sum(seat.starts for seat in world.seats)} started, "
@@ -249,6 +247,7 @@ def run(options: Options, folder: Path, say: Callable[[str], None]) -> Result:
     for line in result.summary:
         say(f"  {line}")
     for problem in result.problems:
-        say(f"BROKEN: {problem}")
+        first, *more = problem.strip().splitlines()
+        say(f"BROKEN: {first}" + (f" ... {more[-1]}" if more else ""))
     say(f"seed {options.seed}: {'FAILED, see ' + str(folder) if result.problems else 'everything held'}")
     return result

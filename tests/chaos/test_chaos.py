@@ -48,7 +48,8 @@ def test_a_journal_tells_how_each_request_ended(tmp_path: Path) -> None:
     assert tally.prompts == {"the same": 4, "two lines": 2}
     assert tally.fates == {Fate.GOOD: 2, Fate.GONE: 2, Fate.LOST: 2}
     assert tally.requests == 6
-    assert tally.excused == 2
+    assert tally.excused == {"the same": 2}
+    assert tally.repeats() == {"the same": 1, "two lines": 1}
 
 
 def test_books_that_do_not_balance_are_seen() -> None:

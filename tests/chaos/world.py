@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -30,6 +31,18 @@ _PERMITS = 12
 _DISK_MIB, _MIB_PER_SAMPLE = 192, 0.004
 _SIGMA = 0.8
 _MOST_ENQUEUES = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Flights:
+    """Samples that workers have taken and not recorded."""
+
+    prompts: list[str] = dataclasses.field(default_factory=list)
+    unknown: int = 0
+    """At most so many more: Redis could not say."""
+
+    def __len__(self) -> int:
+        return len(self.prompts) + self.unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +118,8 @@ class World:
         self.folder = folder
         self.say = say
         self.problems: list[str] = []
-        self.repeats: list[tuple[str, int]] = []
-        """What may be asked once more: why, and how many requests."""
+        self.repeats: list[tuple[str, Flights]] = []
+        """What may be asked once more, and why."""
         self.progress = 0.0
         """How much of the inputs is known, from 0 to 1."""
         (folder / "inputs").mkdir()
@@ -183,26 +196,30 @@ class World:
             if process.returncode not in {0, 1, -9} or "Traceback" in process.output():
                 self.problems.append(f"an enqueue ended with {process.returncode}: {process.tail()}")
 
-    def in_flight(self, *seats: Seat) -> int:
-        """Return how many samples these workers have taken and not recorded, all their slots if Redis is away."""
-        slots = self.options.slots * len(seats)
+    def in_flight(self, *seats: Seat) -> Flights:
+        """Return the samples that these workers have taken and not recorded."""
+        unknown = Flights(unknown=self.options.slots * len(seats))
         if not self.redis.running or self.redis_paused:
-            return slots
-        keys, nodes = Keys(_PREFIX), tuple(f"{seat.node}@" for seat in seats)
+            return unknown
+        keys, nodes, prompts = Keys(_PREFIX), tuple(f"{seat.node}@" for seat in seats), list[str]()
         try:
             with contextlib.closing(self.client()) as client:
-                flights = [owner for name in DATASETS for owner in client.hvals(keys.flights(name))]
+                for name in DATASETS:
+                    flights = client.hgetall(keys.flights(name))
+                    ids = [id_ for id_, owner in flights.items() if broker.text(owner).startswith(nodes)]
+                    payloads = client.hmget(keys.prompts(name), ids) if ids else []
+                    prompts += [json.loads(payload)["messages"][-1]["content"] for payload in payloads if payload]
         except redis.RedisError:
-            return slots
-        return min(slots, sum(broker.text(owner).startswith(nodes) for owner in flights))
+            return unknown
+        return Flights(prompts)
 
     def client(self) -> redis.Redis:
         """Return a client that gives up soon; the caller closes it."""
         return redis.Redis.from_url(self.redis.url, socket_timeout=3)
 
-    def may_repeat(self, why: str, count: int) -> None:
-        """Note that so many requests may be made once more."""
-        self.repeats.append((why, count))
+    def may_repeat(self, why: str, flights: Flights) -> None:
+        """Note that these samples may be asked once more."""
+        self.repeats.append((why, flights))
 
     # Producers
 

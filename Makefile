@@ -20,7 +20,7 @@ demo-stop: ## stop what the demo left running; the records stay
 	@test ! -x $(BIN)/producer || $(BIN)/producer down
 
 test: $(VENV)/.test ## install everything but torch and run the tests
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) --cov --cov-report=term:skip-covered
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) --numprocesses 2 --dist worksteal --cov --cov-report=term:skip-covered
 
 test-slow: PYTEST_ARGS = -m slow
 test-slow: $(VENV)/.slow test ## install torch too and run the slow tests

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import urllib.parse
@@ -163,13 +164,15 @@ def connect(url: BrokerUrl) -> Client:
     return redis.Redis.from_pool(pool)
 
 
-def check(client: Client, url: BrokerUrl) -> None:
-    """Prove that the server answers, takes the password and does not evict.
+def check(url: BrokerUrl) -> None:
+    """Prove within a few seconds that the server answers, takes the password and does not evict.
 
     Raises BrokerUnreachableError or BrokerError.
     """
+    patience = {"socket_connect_timeout": _CONNECT_TIMEOUT_S, "socket_timeout": _CONNECT_TIMEOUT_S}
     try:
-        memory = client.info("memory")
+        with contextlib.closing(redis.Redis.from_url(url.client, **patience)) as client:
+            memory = client.info("memory")
     except redis.exceptions.RedisError as error:
         raise translate(error, url) from error
     policy = str(memory.get("maxmemory_policy", "noeviction"))
@@ -194,6 +197,11 @@ def translate(error: Exception, url: BrokerUrl) -> BrokerError:
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return BrokerError(f"Redis at {url} is read-only (a replica?); point MILL_REDIS_URL at the primary.")
     if isinstance(error, (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)):
+        if url.shown.startswith("rediss://"):
+            return BrokerUnreachableError(
+                f"Redis at {url} cannot be reached with TLS; check that a server speaks TLS there and that its "
+                "certificate is trusted, or use redis://."
+            )
         return BrokerUnreachableError(
             f"Redis at {url} cannot be reached; start it (producer up starts one) or set MILL_REDIS_URL."
         )

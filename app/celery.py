@@ -79,7 +79,7 @@ def make_app() -> Celery:
         task_serializer="json",
         accept_content=["json"],
         worker_pool="threads",
-        worker_concurrency=bound + max(8, bound * 6 // 100),  # a few more than permits, so that one always waits
+        worker_concurrency=bound + max(16, bound * 6 // 100),  # a few more than permits, so that one always waits
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_send_task_events=True,
@@ -95,17 +95,16 @@ def publish(app: Celery, dataset: str, ids: Sequence[str]) -> None:
     queue = celery_queue(dataset)
     with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=_PUBLISH_BATCH):
         for sample_id in ids:
-            app.send_task(
+            # As app.send_task does it, less what nobody reads: a tenth of the message.
+            message = app.amqp.create_task_message(
+                task_id(dataset, sample_id),
                 TASK,
-                args=(dataset, sample_id),
-                task_id=task_id(dataset, sample_id),
-                queue=queue,
-                producer=producer,
+                (dataset, sample_id),
                 argsrepr=f"{dataset} {sample_id}",
                 kwargsrepr="",
                 ignore_result=True,
-                retry=False,
             )
+            app.amqp.send_task_message(producer, TASK, message, queue=queue, retry=False)
 
 
 def celery_queue(dataset: str) -> kombu.Queue:

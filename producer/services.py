@@ -148,8 +148,7 @@ class LocalServices:
     def _ensure_broker(self, before: Services) -> None:
         if self.broker.redis_url is not None:
             url = app_broker.resolve(self.broker, self.store)
-            with contextlib.closing(app_broker.connect(url)) as client:
-                app_broker.check(client, url)
+            app_broker.check(url)
             return
         recorded = local_broker.recorded(self.store.state)
         if recorded and local_broker.is_running(self.store.state, recorded):

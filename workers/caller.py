@@ -95,7 +95,7 @@ class Caller:
                     seed=seed,
                     request_id=request_id,
                 )
-                answer, fault = await self._call(endpoint, request)
+                answer, fault = await self._call(endpoint, request, sample.id)
             finally:
                 # After the call's outcome is noted, so that the next call does not run into a server known to be down.
                 self._endpoints.release(endpoint)
@@ -119,7 +119,7 @@ class Caller:
                 seed=seed,
             )
 
-    async def _call(self, endpoint: Endpoint, request: Request) -> tuple[Answer | None, Fault | None]:
+    async def _call(self, endpoint: Endpoint, request: Request, sample_id: str) -> tuple[Answer | None, Fault | None]:
         """Call once and note how it went."""
         try:
             answer = await endpoint.client.complete(request)
@@ -128,7 +128,7 @@ class Caller:
             if fault.kind is FaultKind.NOT_FOUND and endpoint.models and request.model not in endpoint.models:
                 # The server is well; it is the dataset that asks for the wrong model.
                 raise ModelMissing(request.model, endpoint, fault) from failure
-            self._endpoints.failed(endpoint, fault)
+            self._endpoints.failed(endpoint, fault, sample_id)
             return None, fault
         self._endpoints.succeeded(endpoint)
         return answer, None
@@ -142,7 +142,7 @@ class Caller:
         if fault.kind is FaultKind.CONNECT and tries.lost_at and now - tries.lost_at < _REFUND_S:
             tries.counted -= 1
             tries.lost_at = 0.0
-        if self._counts(fault, tries, endpoint, call_started):
+        if _counts(fault, tries, sick=self._endpoints.is_sick(endpoint, call_started, sample.id)):
             tries.counted += 1
             if fault.kind is FaultKind.CONNECTION_LOST:
                 tries.lost_at = now
@@ -160,18 +160,6 @@ class Caller:
         )
         return goes_on
 
-    def _counts(self, fault: Fault, tries: _Tries, endpoint: Endpoint, call_started: float) -> bool:
-        """Tell whether the fault uses up an attempt, excusing a bounded number that are likely not the sample's."""
-        if fault.scope is not Scope.SAMPLE:
-            return False
-        excusable = not fault.counted or (
-            fault.kind in _MAY_BE_THE_SERVERS and self._endpoints.is_sick(endpoint, call_started)
-        )
-        if excusable and tries.excused < _MAX_EXCUSED:
-            tries.excused += 1
-            return False
-        return True
-
     def _pause_s(self, fault: Fault, tries: _Tries) -> float:
         """Return how many seconds to wait before the next call."""
         if fault.kind is FaultKind.STALE_CONNECTION:
@@ -184,3 +172,14 @@ class Caller:
             max_s=self._limits.backoff_max_s,
             random=random.random,
         )
+
+
+def _counts(fault: Fault, tries: _Tries, *, sick: bool) -> bool:
+    """Tell whether the fault uses up an attempt, excusing a bounded number that are likely not the sample's."""
+    if fault.scope is not Scope.SAMPLE:
+        return False
+    excusable = not fault.counted or (fault.kind in _MAY_BE_THE_SERVERS and sick)
+    if excusable and tries.excused < _MAX_EXCUSED:
+        tries.excused += 1
+        return False
+    return True

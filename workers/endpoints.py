@@ -68,6 +68,8 @@ class Endpoint:
     models: tuple[str, ...] = ()
     in_a_row: int = 0
     """Faults since the last success."""
+    failing: set[str] = dataclasses.field(default_factory=set)
+    """Samples that have failed since the last success."""
     last_success: float = 0.0
     """Monotonic seconds."""
     half_open: bool = False
@@ -136,12 +138,14 @@ class Endpoints:
     def succeeded(self, endpoint: Endpoint) -> None:
         """Note an answer."""
         endpoint.in_a_row, endpoint.half_open = 0, False
+        endpoint.failing.clear()
         endpoint.last_success = time.monotonic()
         if endpoint.state is not State.UP:
             self._change(endpoint, State.UP, "ok")
 
-    def failed(self, endpoint: Endpoint, fault: Fault) -> None:
+    def failed(self, endpoint: Endpoint, fault: Fault, sample_id: str) -> None:
         """Note a failed call: trip the breaker, pause the endpoint, or slow down."""
+        endpoint.failing.add(sample_id)
         if fault.scope is Scope.LOAD:
             self._slow_down(endpoint)
         elif fault.kind in _REFUSES_ALL:
@@ -153,9 +157,13 @@ class Endpoints:
             if endpoint.in_a_row >= _TRIP_AFTER or endpoint.half_open:
                 self._change(endpoint, State.DOWN, f"{endpoint.in_a_row} failures in a row: {fault.message}")
 
-    def is_sick(self, endpoint: Endpoint, started: float) -> bool:
-        """Tell whether nothing has succeeded since `started` or lately, so that a fault is likely not the sample's."""
-        return endpoint.last_success < max(started, time.monotonic() - _RECENT_S)
+    def is_sick(self, endpoint: Endpoint, started: float, sample_id: str) -> bool:
+        """Tell whether a fault is likely not the sample's: others fail too, and nothing has succeeded since or lately.
+
+        `started` is the call's start in monotonic seconds.
+        """
+        others_fail = bool(endpoint.failing - {sample_id})
+        return others_fail and endpoint.last_success < max(started, time.monotonic() - _RECENT_S)
 
     async def pause(self, seconds: float) -> None:
         """Wait before a retry; raises CancelledError when the worker ends meanwhile."""
@@ -334,7 +342,7 @@ class Endpoints:
                 self._change(endpoint, State.UP, "ok")
         elif endpoint.state is State.UP or endpoint.since == 0.0:
             endpoint.set_state(State.UP, "")  # so that the change is seen as one
-            self._change(endpoint, State.DOWN, probe.words)
+            self._change(endpoint, State.PAUSED if probe.refuses else State.DOWN, probe.words)
 
 
 _SAID = {State.UP: "up", State.DOWN: "down", State.PAUSED: "paused, for it refuses every request"}

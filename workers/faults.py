@@ -221,14 +221,14 @@ def classify_answer(status: int, headers: Mapping[str, str], body: bytes, *, now
 def classify_error_body(obj: Any) -> Fault:
     """Return the fault of an error inside a successful answer, by the error's own code where it has one.
 
-    A code of 5xx stays the sample's: a server that answers others with success is neither dead nor loading, and
-    were it so, the sample would never end.
+    A code of 5xx is a bad answer, which is the sample's: a server that answers with success is not down, and were
+    it taken for that, the sample would be asked for very long.
     """
     words, signs = words_of(obj)
     code = code_of(obj)
     kind = _kind_of(code or 500, signs)
-    if kind in {FaultKind.ENGINE_DEAD, FaultKind.LOADING}:
-        kind = FaultKind.SERVER_ERROR
+    if kind in {FaultKind.ENGINE_DEAD, FaultKind.LOADING, FaultKind.SERVER_ERROR}:
+        kind = FaultKind.BAD_ANSWER
     if code is None and kind is not FaultKind.CONTEXT_OVERFLOW:
         kind = FaultKind.BAD_ANSWER
     said = f"{words} " if words else ""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import kombu.exceptions
 import redis.exceptions
 
 from app.errors import MillError
@@ -48,6 +49,7 @@ class Keeper:
             threading.Thread(target=self._do_duties, name="mill-duties", daemon=True),
         ]
         self._queues: tuple[set[str], set[str]] = (set(), set())
+        self._is_first = False
         self._away = False
         self._unwritten = ""
         """Why progress could not be written the last time."""
@@ -59,11 +61,15 @@ class Keeper:
 
     def start(self) -> None:
         """Beat once, so that the worker is known before it takes work, then go on in the threads."""
-        if not self._books.workers():
-            self._books.begin_session()
+        self._is_first = not self._books.workers()
         self._beat()
         for thread in self._threads:
             thread.start()
+
+    def begin(self) -> None:
+        """Start the rates anew if this is the first worker: from now on it takes work."""
+        if self._is_first:
+            self._books.begin_session()
 
     def stop(self) -> None:
         """End the threads and the worker's presence."""
@@ -93,8 +99,8 @@ class Keeper:
             try:
                 self._sweep()
                 self._progress()
-            except redis.exceptions.RedisError:
-                logger.debug("Redis is away; the heart says so")
+            except (redis.exceptions.RedisError, kombu.exceptions.KombuError):
+                logger.debug("Redis is away or full; the duty's next turn does it", exc_info=True)
             except Exception:
                 # A bug in one duty must not end the others.
                 logger.exception("a periodic duty failed; the work goes on")

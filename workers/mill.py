@@ -55,7 +55,7 @@ class Mill:
         self._app, self._owner, self._slots = app, owner, slots
         self._url = broker.resolve(at, self._store)
         self._client = broker.connect(self._url)
-        broker.check(self._client, self._url)
+        broker.check(self._url)
         self._books = Queue(self._client, at.keys)
         self._keys = at.keys
         self._check_folders()

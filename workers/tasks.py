@@ -91,6 +91,7 @@ def tell(sender: Any, **_signal: Any) -> None:
     """Say that the worker takes samples, and from where it gets answers."""
     if Process.mill is not None:
         take_over_signals(sender)
+        Process.mill.keeper.begin()
         logger.info("%s is ready. %s", sender.hostname, Process.mill.describe())
 
 

@@ -58,7 +58,7 @@ def open_bench(*, check: bool = True) -> Bench:
     url = broker.resolve(at, store)
     client = broker.connect(url)
     if check:
-        broker.check(client, url)
+        broker.check(url)
     return Bench(url, client, Queue(client, at.keys), store)
 
 

@@ -29,7 +29,8 @@ def final_problems(world: World, tally: Tally) -> list[str]:
     found += status_problems(status)
     for source in world.inputs:
         counts = status["datasets"][source.dataset]["counts"]
-        wanted = {"samples": len(source.prompts), "accepted": len(source.prompts), "failed": 0, "missing": 0}
+        wanted = dict.fromkeys(("samples", "accepted"), len(source.prompts))
+        wanted |= {"refused": source.blanks, "rejected": 0, "failed": 0, "queued": 0, "in_flight": 0, "missing": 0}
         if any(counts[name] != n for name, n in wanted.items()):
             found.append(f"status of {source.dataset} says {counts}, not {wanted}")
     return [*found, *_request_problems(world, tally), *_log_problems(world)]

@@ -215,6 +215,8 @@ def _blip_redis(world: World, _step: Step) -> Begun:
 
 def _pause_redis(world: World, _step: Step) -> Begun:
     _need_redis(world)
+    if world.redis_full:
+        raise Skipped("Redis is full, and could not be told that it may grow again")
     world.redis.process.pause()
     world.redis_paused = True
 
@@ -230,14 +232,16 @@ def _fill_redis(world: World, _step: Step) -> Begun:
     process = world.redis.process
 
     def bound(size: int) -> None:
-        with contextlib.closing(world.client()) as client, contextlib.suppress(redis.RedisError):
+        with contextlib.closing(world.client()) as client:
             client.config_set("maxmemory", size)
 
     def end() -> None:
+        world.redis_full = False
         if world.redis.process is process and process.running:
             bound(0)
 
     bound(2**20)
+    world.redis_full = True
     return Begun("", end)
 
 

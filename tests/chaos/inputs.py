@@ -25,22 +25,33 @@ class Input:
 
     def write(self, share: float) -> Path:
         """Write the first `share` of the rows into a new file, shuffled."""
-        rows = [self._row(number) for number in range(max(1, round(share * len(self.prompts))))]
+        rows = self._rows(0, max(1, round(share * len(self.prompts))))
         self._dice.shuffle(rows)
-        self._files += 1
-        path = self._folder / f"{self.dataset}-{self._files}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return path
+        return self._write(rows)
 
     def write_part(self, share: float) -> Path:
         """Write a run of rows, as long as half of the first `share`, from somewhere within it."""
         length = max(2, round(share * len(self.prompts)))
         begin = self._dice.randrange(length // 2)
+        return self._write(self._rows(begin, begin + length // 2))
+
+    @property
+    def blanks(self) -> int:
+        """Rows that are refused."""
+        return len(range(0, len(self.prompts), _BLANK_EVERY))
+
+    def _write(self, rows: list[dict[str, Any]]) -> Path:
         self._files += 1
         path = self._folder / f"{self.dataset}-{self._files}.jsonl"
-        rows = [self._row(number) for number in range(begin, begin + length // 2)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return path
+
+    def _rows(self, begin: int, end: int) -> list[dict[str, Any]]:
+        rows = [self._row(number) for number in range(begin, end)]
+        return rows + [self._blank(number) for number in range(begin, end) if number % _BLANK_EVERY == 0]
+
+    def _blank(self, number: int) -> dict[str, Any]:
+        return {"prompt": " ", "note": f"blank {number}"}
 
     def _row(self, number: int) -> dict[str, Any]:
         if self.dataset != DATASETS[0]:

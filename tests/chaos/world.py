@@ -128,7 +128,7 @@ class World:
         self.prepared.mkdir()
         self.disk = self._mount()
         self.redis = RedisServer(folder / "redis", aof=True)
-        self.redis_paused = False
+        self.redis_paused = self.redis_full = False
         self.hosts = [ModelHost(number, folder, options) for number in (1, 2)]
         self.mill = Mill(self._env(), folder)
         self.seats = [Seat(number, self.mill, slots=options.slots) for number in range(1, options.workers + 1)]

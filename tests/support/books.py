@@ -70,8 +70,9 @@ def by_source_id(mill: Mill, dataset: str = "case", kind: Kind = Kind.ACCEPTED) 
 
 
 def assert_progress_files(mill: Mill, dataset: str = "case") -> None:
-    """Assert that both progress files are there and strict JSON."""
+    """Wait for both progress files, and assert that they are strict JSON."""
     folder = mill.folder(dataset)
+    wait_until(lambda: folder.progress.exists() and folder.progress_log.exists(), 20, "progress files")
     assert dataset in parse_strict(folder.progress.read_bytes())["datasets"]
     lines = folder.progress_log.read_bytes().split(b"\n")
     assert lines.pop() == b""

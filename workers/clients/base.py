@@ -52,6 +52,8 @@ class Probe:
     """Why not, or "ok"."""
     models: tuple[str, ...] = ()
     """The names of the models that it lists; empty where it lists none."""
+    refuses: bool = False
+    """Whether it is there but takes no requests with our key."""
 
 
 class Client(Protocol):

@@ -30,6 +30,7 @@ PROBE_TIMEOUT_S = 30.0
 _IDS_FIELD = "return_token_ids"
 _NOT_HEADER_SAFE = re.compile(r"[^!-~]+")
 _NO_SUCH_PATH = frozenset({404, 405, 501})
+_REFUSED = frozenset({401, 403})
 _NO_KEY = "none"
 
 # Left out: they tell nobody anything here and cost a fifth of the client's time per call.
@@ -111,7 +112,7 @@ class OpenAIChatClient:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 health = await self._pool.fetch("GET", f"{self._base_url}/health", headers=self._headers)
                 if health.status >= 300 and health.status not in _NO_SUCH_PATH:
-                    return Probe(alive=False, words=self._status_words(health))
+                    return self._not_alive(health)
                 models = await self._pool.fetch("GET", f"{self._base_url}/v1/models", headers=self._headers)
         except TimeoutError:
             return Probe(alive=False, words=f"no answer within {PROBE_TIMEOUT_S:g} s")
@@ -119,8 +120,12 @@ class OpenAIChatClient:
             return Probe(alive=False, words=self._hide(failure.fault.message))
         if models.status == 200:
             return Probe(alive=True, words="ok", models=_model_names(models.body))
-        lists_none = models.status in _NO_SUCH_PATH and health.status < 300
-        return Probe(alive=lists_none, words="ok" if lists_none else self._status_words(models))
+        if models.status in _NO_SUCH_PATH and health.status < 300:
+            return Probe(alive=True, words="ok")
+        return self._not_alive(models)
+
+    def _not_alive(self, answer: RawAnswer) -> Probe:
+        return Probe(alive=False, words=self._status_words(answer), refuses=answer.status in _REFUSED)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -190,8 +190,7 @@ def test_a_damaged_record_of_the_local_server(content: bytes, tmp_path: Path) ->
 def test_a_plain_server_is_good(new_redis: RedisFactory) -> None:
     """A server with Redis' own defaults passes, and kombu and our client meet in the same database."""
     url = broker.parse(f"{new_redis().url.removesuffix('/0')}/3")
-    with _connected(url) as client:
-        broker.check(client, url)
+    broker.check(url)
     assert _kombu_ping(url, "t:") is not None
 
 
@@ -209,7 +208,7 @@ def test_any_password_and_both_sockets_work(new_redis: RedisFactory, tmp_path: P
     for text in texts:
         url = broker.parse(text)
         with _connected(url) as client:
-            broker.check(client, url)
+            broker.check(url)
             client.incr("met")
         assert _kombu_ping(url, "t:") is not None
     with _connected(broker.parse(texts[0])) as client:
@@ -221,8 +220,8 @@ def test_a_wrong_password_is_told(password: str | None, new_redis: RedisFactory)
     """A missing or wrong password is told at once, without a word of it."""
     server = new_redis(password="right-hunter2")  # noqa: S106  the test's own server
     url = broker.parse(f"redis://127.0.0.1:{server.port}/0", password=password)
-    with _connected(url) as client, pytest.raises(BrokerUnreachableError) as caught:
-        broker.check(client, url)
+    with pytest.raises(BrokerUnreachableError) as caught:
+        broker.check(url)
     assert str(caught.value).startswith(f"Redis at {url.shown} refuses the user or password")
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
@@ -233,16 +232,16 @@ def test_a_user_with_too_few_rights_is_told(new_redis: RedisFactory) -> None:
     with server.client() as admin:
         admin.execute_command("ACL", "SETUSER", "me", "on", ">hunter2", "+ping")
     url = broker.parse(f"redis://me:hunter2@127.0.0.1:{server.port}/0")
-    with _connected(url) as client, pytest.raises(BrokerError, match="refused a command") as caught:
-        broker.check(client, url)
+    with pytest.raises(BrokerError, match="refused a command") as caught:
+        broker.check(url)
     assert "hunter2" not in str(caught.value)
 
 
 def test_nobody_there() -> None:
     """Where no server listens, one sentence says so and how to get one."""
     url = broker.parse(f"redis://127.0.0.1:{free_port()}/0")
-    with _connected(url) as client, pytest.raises(BrokerUnreachableError, match=r"cannot be reached; start it"):
-        broker.check(client, url)
+    with pytest.raises(BrokerUnreachableError, match=r"cannot be reached; start it"):
+        broker.check(url)
 
 
 def test_a_server_that_evicts_is_refused(new_redis: RedisFactory) -> None:
@@ -251,12 +250,12 @@ def test_a_server_that_evicts_is_refused(new_redis: RedisFactory) -> None:
     url = broker.parse(server.url)
     with _connected(url) as client:
         with pytest.raises(BrokerError, match=r"allkeys-lru.*CONFIG SET maxmemory-policy noeviction"):
-            broker.check(client, url)
+            broker.check(url)
         client.config_set("maxmemory-policy", "noeviction")
-        broker.check(client, url)
+        broker.check(url)
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("maxmemory", "0")
-        broker.check(client, url)
+        broker.check(url)
 
 
 def test_a_full_server_is_told(new_redis: RedisFactory) -> None:

@@ -185,10 +185,10 @@ def test_odd_side_facts_are_unknown() -> None:
 @pytest.mark.parametrize(
     ("body", "kind"),
     [
-        ({"error": {"message": "engine dead", "code": 500}}, "server_error"),
+        ({"error": {"message": "engine dead", "code": 500}}, "bad_answer"),
         ({"error": "it failed"}, "bad_answer"),
         ({"object": "error", "message": "no", "code": 404}, "not_found"),
-        (answer(choice={"error": {"message": "upstream", "code": 502}}), "server_error"),
+        (answer(choice={"error": {"message": "upstream", "code": 502}}), "bad_answer"),
         ({"id": "x", "object": "chat.completion", "choices": []}, "bad_answer"),
         ({"choices": None}, "bad_answer"),
         ({}, "bad_answer"),

@@ -87,6 +87,13 @@ def _ask(client: FakeClient, generation: GenerationSettings = _GENERATION, **lim
     return asyncio.run(Room(client, **limits).ask(generation=generation))
 
 
+def _ask_where_others_fail(client: FakeClient, **limits: Any) -> Outcome:
+    room = Room(client, **limits)
+    for endpoint in room.endpoints.all:
+        endpoint.failing.add("another sample")
+    return asyncio.run(room.ask())
+
+
 def _ask_well(kinds: Sequence[FaultKind], **limits: Any) -> tuple[Outcome, FakeClient]:
     """Ask a sample whose first calls fail so at a server that is well."""
     client = FakeClient()
@@ -217,14 +224,22 @@ def test_what_costs_nothing_is_bounded(kind: FaultKind) -> None:
 
 @pytest.mark.parametrize("kind", [FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST])
 def test_faults_of_a_sick_server_are_excused_within_bounds(kind: FaultKind) -> None:
-    """While nothing succeeds at a server its errors use up no attempt, but twenty times at most."""
+    """While a server fails everybody its errors use up no attempt, but twenty times at most."""
     client = FakeClient(*[kind] * 100)
-    outcome = _ask(client, max_attempts=2)
+    outcome = _ask_where_others_fail(client, max_attempts=2)
     assert outcome.completion is None
     assert len(client.requests) == _EXCUSED + 2
 
-    outcome = _ask(FakeClient(*[kind] * _EXCUSED), max_attempts=1)
+    outcome = _ask_where_others_fail(FakeClient(*[kind] * _EXCUSED), max_attempts=1)
     assert outcome.completion is not None
+
+
+@pytest.mark.parametrize("kind", [FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST])
+def test_a_sample_that_alone_fails_is_given_up(kind: FaultKind) -> None:
+    """A sample that fails a server all by itself, the last one of a run perhaps, uses up its attempts."""
+    client = FakeClient(*[kind] * 100)
+    assert _ask(client, max_attempts=3).completion is None
+    assert len(client.requests) == 3
 
 
 def test_the_newest_sixteen_faults_are_kept() -> None:

@@ -59,7 +59,7 @@ async def _call(endpoints: Endpoints) -> Endpoint:
 
 
 def _fail(endpoints: Endpoints, kind: FaultKind, *, number: int = 0) -> None:
-    endpoints.failed(endpoints.all[number], make_fault(kind, f"it said {kind}"))
+    endpoints.failed(endpoints.all[number], make_fault(kind, f"it said {kind}"), "a-sample")
 
 
 def _run(main: Callable[[], Awaitable[None]]) -> None:
@@ -228,16 +228,20 @@ def test_an_answer_opens_a_server(books: Queue) -> None:
 
 
 def test_a_server_is_sick_until_something_succeeds(books: Queue) -> None:
-    """A fault is likely the server's as long as nothing has succeeded since the call began."""
+    """A fault is likely the server's when others fail too and nothing has succeeded since the call began."""
 
     async def main() -> None:
         endpoints = _endpoints(books, FakeClient())
         (endpoint,) = endpoints.all
         started = time.monotonic()
-        assert endpoints.is_sick(endpoint, started)
+        _fail(endpoints, FaultKind.SERVER_ERROR)
+        assert not endpoints.is_sick(endpoint, started, "a-sample")
+        assert endpoints.is_sick(endpoint, started, "another")
         endpoints.succeeded(endpoint)
-        assert not endpoints.is_sick(endpoint, started)
-        assert endpoints.is_sick(endpoint, time.monotonic() + 1)
+        assert not endpoints.is_sick(endpoint, started, "another")
+        _fail(endpoints, FaultKind.SERVER_ERROR)
+        assert not endpoints.is_sick(endpoint, started, "another")
+        assert endpoints.is_sick(endpoint, time.monotonic() + 1, "another")
 
     _run(main)
 

@@ -181,7 +181,7 @@ def test_treatment(kind: str, scope: str, *, retry: bool, counted: bool) -> None
 @pytest.mark.parametrize(
     ("body", "kind", "status"),
     [
-        ({"error": {"message": "engine dead", "code": 500}}, "server_error", 500),
+        ({"error": {"message": "engine dead", "code": 500}}, "bad_answer", 500),
         ({"error": {"message": "slow down", "code": "429"}}, "overloaded", 429),
         ({"error": {"message": "no key", "code": 401}}, "unauthorized", 401),
         ({"error": {"message": "maximum context length is 4", "code": 400}}, "context_overflow", 400),

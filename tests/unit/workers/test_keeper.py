@@ -132,10 +132,13 @@ def test_the_first_worker_begins_the_session(books: Queue, started: Start) -> No
     """Rates start anew when the first worker comes up, and not with the second one."""
     _put(books, "a")
     enqueued = books.waiting(DATASET).session
-    started(books, "first")
+    first_worker = started(books, "first").keeper
+    second_worker = started(books, "second").keeper
+    assert books.waiting(DATASET).session == enqueued
+    first_worker.begin()
     first = books.waiting(DATASET).session
     assert first > enqueued  # type: ignore[operator]
-    started(books, "second")
+    second_worker.begin()
     assert books.waiting(DATASET).session == first
 
 

@@ -263,7 +263,7 @@ def test_login_in_the_url() -> None:
         (replying(b"", 307, ("Location: /elsewhere",)), "not_found"),
         (replying({"object": "error", "message": "The request queue is full.", "code": 503}, 503), "overloaded"),
         (replying(b"Internal Server Error", 500, kind="text/plain"), "server_error"),
-        (replying({"error": {"message": "engine dead", "code": 500}}), "server_error"),
+        (replying({"error": {"message": "engine dead", "code": 500}}), "bad_answer"),
         (replying(b"<html>busy</html>", kind="text/html"), "bad_answer"),
         (replying(b""), "bad_answer"),
         (replying(json.dumps(GOOD).encode()[:40]), "bad_answer"),
@@ -474,7 +474,11 @@ MODELS = {"object": "list", "data": [{"id": "m"}, {"id": "n"}, {"name": "odd"}, 
         ((b"", 200), (b"no json", 200), Probe(alive=True, words="ok")),
         ((b"", 404), ({"detail": "Not Found"}, 404), Probe(alive=False, words="HTTP 404: Not Found")),
         (({"status": "unhealthy"}, 503), (MODELS, 200), Probe(alive=False, words='HTTP 503: {"status":"unhealthy"}')),
-        ((b"", 200), ({"error": "Unauthorized"}, 401), Probe(alive=False, words="HTTP 401: Unauthorized")),
+        (
+            (b"", 200),
+            ({"error": "Unauthorized"}, 401),
+            Probe(alive=False, words="HTTP 401: Unauthorized", refuses=True),
+        ),
     ],
 )
 def test_probe(health: tuple[Any, int], models: tuple[Any, int], expected: Probe) -> None:

@@ -22,6 +22,8 @@ from app.places import DatasetFolder
 from app.records import Kind
 
 _TAIL_BYTES = 256
+_TOO_LITTLE_BYTES = 1024 * 1024
+"""Free space below which whatever goes wrong is taken for want of space."""
 _Result = TypeVar("_Result")
 
 
@@ -241,14 +243,21 @@ class Ledger:
                 self._index.make()
                 yield
             except sqlite3.OperationalError as error:
-                full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-                kind = DiskFullError if full else StoreError
-                raise kind(f"{self.folder.index} cannot be used: {error}; check the disk.") from error
+                self._index.close()  # a new connection may do what this one cannot any more
+                raise self._index_trouble(error) from error
             except sqlite3.DatabaseError as error:
                 self._index.forget()
                 raise StoreError(
                     f"{self.folder.index} was damaged ({error}); it is rebuilt at the next use."
                 ) from error
+
+    def _index_trouble(self, error: sqlite3.OperationalError) -> StoreError:
+        # On a full disk SQLite also says "disk I/O error", where its shared memory cannot grow.
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.folder.path)
+            if error.sqlite_errorcode == sqlite3.SQLITE_FULL or disk.f_bavail * disk.f_frsize < _TOO_LITTLE_BYTES:
+                return DiskFullError(f"{self.folder.index} cannot grow: {error}; free some space and the work goes on.")
+        return StoreError(f"{self.folder.index} cannot be used: {error}; check the disk.")
 
     def _catch_up(self) -> list[jsonl.Mending]:
         try:

@@ -9,6 +9,7 @@ INPUTS := pyproject.toml constraints.txt Makefile
 
 .PHONY: help demo demo-stop test test-slow test-all chaos check bench clean
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -46,7 +47,8 @@ clean: demo-stop ## remove the environment and the caches; records and the queue
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "promptmill needs Python 3.11 or newer, and $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@echo "Making a virtual environment in $(VENV)."
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	    echo "No virtual environment could be made in $(VENV); on Debian or Ubuntu install python3-venv, then run make again." >&2; exit 1; }
 
 $(VENV)/.demo: $(INPUTS) | $(BIN)/python
 	@echo "Installing promptmill and its packages into $(VENV) (about 250 MB; a minute or two)."
@@ -62,5 +64,5 @@ $(VENV)/.test: $(INPUTS) | $(VENV)/.demo
 
 $(VENV)/.slow: $(INPUTS) | $(VENV)/.test
 	@echo "Installing torch and the transformers server into $(VENV) (1 GB or more; some minutes)."
-	@$(PIP) --editable '.[dev,data,demo,tokenizer,torch,serve]'
+	@$(PIP) --editable '.[dev,data,demo,torch,serve]'
 	@touch $@

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import urllib.parse
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import redis
@@ -170,11 +171,8 @@ def check(url: BrokerUrl) -> None:
     Raises BrokerUnreachableError or BrokerError.
     """
     patience = {"socket_connect_timeout": _CONNECT_TIMEOUT_S, "socket_timeout": _CONNECT_TIMEOUT_S}
-    try:
-        with contextlib.closing(redis.Redis.from_url(url.client, **patience)) as client:
-            memory = client.info("memory")
-    except redis.exceptions.RedisError as error:
-        raise translate(error, url) from error
+    with translated(url), contextlib.closing(redis.Redis.from_url(url.client, **patience)) as client:
+        memory = client.info("memory")
     policy = str(memory.get("maxmemory_policy", "noeviction"))
     if int(memory.get("maxmemory", 0)) > 0 and policy != "noeviction":
         raise BrokerError(
@@ -191,8 +189,7 @@ def translate(error: Exception, url: BrokerUrl) -> BrokerError:
         )
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return BrokerFullError(
-            f"Redis at {url} is full (maxmemory reached); give it more memory or lower MILL_MAX_PENDING, then run "
-            "the same command again."
+            f"Redis at {url} is full (maxmemory reached); give it more memory, then run the same command again."
         )
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return BrokerError(f"Redis at {url} is read-only (a replica?); point MILL_REDIS_URL at the primary.")
@@ -206,6 +203,15 @@ def translate(error: Exception, url: BrokerUrl) -> BrokerError:
             f"Redis at {url} cannot be reached; start it (producer up starts one) or set MILL_REDIS_URL."
         )
     return BrokerError(f"Redis at {url} refused a command: {error}.")
+
+
+@contextlib.contextmanager
+def translated(url: BrokerUrl) -> Iterator[None]:
+    """Turn what a Redis client raises into one-sentence errors."""
+    try:
+        yield
+    except redis.exceptions.RedisError as error:
+        raise translate(error, url) from error
 
 
 def text(value: EncodableT | None) -> str:

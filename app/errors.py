@@ -11,7 +11,6 @@ MillError                     anything a person should read as one sentence; `ex
 ├── StoreError                the dataset folder cannot be used (exit 1)
 │   ├── UnwritableError         missing rights, a file in its place, a read-only disk
 │   └── DiskFullError           no space left
-├── ServerError               the model server cannot be used (exit 1)
 └── IncompleteError           the command ran, but something is incomplete or failed (exit 1)
 
 Faults of a single model call are values (`workers.faults.Fault`), not exceptions, until a sample is given up.
@@ -71,10 +70,6 @@ class UnwritableError(StoreError):
 
 class DiskFullError(StoreError):
     """The disk that holds the dataset folder has no space left."""
-
-
-class ServerError(MillError):
-    """The model server cannot be used."""
 
 
 class IncompleteError(MillError):

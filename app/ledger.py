@@ -190,7 +190,7 @@ class Ledger:
         """Write lines durably, one fsync per file, and index them.
 
         A line whose id is recorded already (or, for a retry, recorded in its round) is not written.
-        Raises StoreError when nothing, or only the lines of another file, could be written; call it again then.
+        Raises StoreError when nothing, or only the lines of another kind, could be written; call it again then.
         """
         with self._locked():
             mended = self._catch_up()
@@ -220,9 +220,12 @@ class Ledger:
         for pen in group:
             rows.append((pen.id, Entry(kind, pen.reason, pen.round, offset, len(pen.line) - 1, pen.tokens)))
             offset += len(pen.line)
-        with self._index.transaction() as change:
-            change.merge(rows)
-            change.set_file(kind, _state(path), duplicates=0)
+        try:
+            with self._index.transaction() as change:
+                change.merge(rows)
+                change.set_file(kind, _state(path), duplicates=0)
+        except sqlite3.Error:
+            self._index.close()  # the lines are durable; whoever looks next indexes them
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -81,10 +81,11 @@ def fix_settings(
     """Write the settings into the manifest, or prove that they are those already there.
 
     `extra` holds content-changing choices that are no generation settings (such as samples per prompt).
-    `new` is the explicit way on to other settings.
+    `new` is the explicit way on to other settings; while the dataset has no sample none is needed.
     Raises ManifestMismatchError naming each field that differs.
     """
     content = {**wanted.content(), **extra}
+    binding = not new and ledger.totals().samples > 0
     with ledger.locked():
         manifest = read(ledger) or Manifest(dataset=dataset, created_at=time.time())
         if manifest.dataset != dataset:
@@ -92,7 +93,7 @@ def fix_settings(
         current = manifest.current
         if current is not None and current.content == content:
             return current
-        if current is not None and not new:
+        if current is not None and binding:
             differences = "; ".join(settings.compare(current.content, content))
             raise ManifestMismatchError(
                 f"The dataset {dataset!r} was started with other settings ({differences}); use the same ones, another "

@@ -135,12 +135,12 @@ class Keys:
     <p>again:failed:<d>        set     ids in prompts that are on disk as failed (so they are not counted twice)
     <p>again:rejected:<d>      set     the same for rejected ones
     <p>deaths:<d>              hash    sample id -> how many owners died while asking it
+    <p>crashes:<d>             hash    sample id -> unexpected errors while it was asked
     <p>rates:<d>               hash    "<unix second>:<kind>" -> samples, "<unix second>:tokens" -> output tokens
     <p>session:<d>             string  unix seconds at which the present run of work began
     <p>worker:<owner>          string  heartbeat as JSON, expires
     <p>workers                 set     owners that have sent a heartbeat
     <p>permits:<endpoint>      hash    owner -> "held|wanted|expiry" of requests in flight
-    <p>limit:<endpoint>        string  the bound on requests in flight, if set by hand
     <p>endpoints               set     names of the endpoints that workers have used
     <p>endpoint:<endpoint>     hash    state, since, reason, url: the shared breaker
     <p>probe:<endpoint>        string  the worker whose turn it is to probe; expires
@@ -191,6 +191,10 @@ class Keys:
         """Hash: sample id -> owners that died while asking it."""
         return f"{self.prefix}deaths:{folder_name(dataset)}"
 
+    def crashes(self, dataset: str) -> str:
+        """Hash: sample id -> unexpected errors while it was asked."""
+        return f"{self.prefix}crashes:{folder_name(dataset)}"
+
     def rates(self, dataset: str) -> str:
         """Hash: per-second tallies."""
         return f"{self.prefix}rates:{folder_name(dataset)}"
@@ -206,10 +210,6 @@ class Keys:
     def permits(self, endpoint: str) -> str:
         """Hash: owner -> leased permits."""
         return f"{self.prefix}permits:{endpoint}"
-
-    def limit(self, endpoint: str) -> str:
-        """The bound set by hand."""
-        return f"{self.prefix}limit:{endpoint}"
 
     @property
     def endpoints(self) -> str:

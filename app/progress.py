@@ -31,7 +31,7 @@ _TAIL_BYTES = 65536
 
 
 def take_snapshot(
-    queue: Queue | None,
+    queue: Queue,
     prepared: Path,
     datasets: Sequence[str] | None = None,
     *,
@@ -40,11 +40,9 @@ def take_snapshot(
 ) -> Snapshot:
     """Return the numbers of the named datasets, or of all that Redis or the prepared folder know.
 
-    Without Redis (None, or it does not answer) the files alone speak: what waits is null then.
+    Where Redis does not answer the files alone speak: what waits is null then.
     Raises UsageError for a dataset that neither knows.
     """
-    if queue is None:
-        return _take(None, prepared, datasets, url=url, now=now(), notes=["Only the files were read, not Redis."])
     try:
         return _take(queue, prepared, datasets, url=url, now=now(), notes=[])
     except redis.exceptions.RedisError as error:

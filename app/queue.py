@@ -169,6 +169,10 @@ class Queue:
         """Give a sample back that `owner` took and did not record."""
         self._release(keys=[self.keys.flights(dataset)], args=[sample_id, owner])
 
+    def crash(self, dataset: str, sample_id: str) -> int:
+        """Count an unexpected error while a sample was asked; return how many there were."""
+        return int(self.client.hincrby(self.keys.crashes(dataset), sample_id, 1))
+
     def finish(self, dataset: str, done: Iterable[Done], *, at: float | None = None) -> None:
         """Drop the payloads of recorded samples and add them to the rates."""
         items = list(done)
@@ -194,7 +198,8 @@ class Queue:
             pipe.execute()
 
     def _drop(self, pipe: redis.client.Pipeline, dataset: str, ids: Sequence[str]) -> None:
-        for key in (self.keys.prompts(dataset), self.keys.flights(dataset), self.keys.deaths(dataset)):
+        keys = self.keys
+        for key in (keys.prompts(dataset), keys.flights(dataset), keys.deaths(dataset), keys.crashes(dataset)):
             pipe.hdel(key, *ids)
         for kind in (Kind.FAILED, Kind.REJECTED):
             pipe.srem(self.keys.again(dataset, kind), *ids)
@@ -206,8 +211,11 @@ class Queue:
         self.client.hset(self.keys.paused, dataset, why)
 
     def resume(self, dataset: str) -> None:
-        """Let workers take the dataset's tickets again."""
-        self.client.hdel(self.keys.paused, dataset)
+        """Let workers take the dataset's tickets again; what went wrong before is forgiven."""
+        with self.client.pipeline(transaction=False) as pipe:
+            pipe.hdel(self.keys.paused, dataset)
+            pipe.delete(self.keys.crashes(dataset))
+            pipe.execute()
 
     def queues(self) -> tuple[set[str], set[str]]:
         """Return the Celery queues that workers shall read, and those of paused datasets."""

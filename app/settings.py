@@ -7,9 +7,10 @@ import hashlib
 import json
 import os
 import tomllib
+import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import dotenv
 import pydantic
@@ -94,8 +95,6 @@ class ServerSettings(_Group):
     """Comma-separated base URLs of identical servers, with or without `/v1`."""
     api_key: SecretStr | None = None
     """Sent as the bearer token."""
-    protocol: Literal["auto", "openai"] = "auto"
-    """The wire protocol; `auto` is OpenAI chat completions."""
     max_in_flight: int = Field(default=128, ge=1, le=65536)
     """Requests in flight per endpoint, over all workers and hosts."""
     request_timeout_s: float = Field(default=1800, gt=0)
@@ -109,7 +108,16 @@ class ServerSettings(_Group):
     @classmethod
     def _split_urls(cls, value: Any) -> Any:
         items = value.split(",") if isinstance(value, str) else value
-        return tuple(base_url(str(item)) for item in items if str(item).strip())
+        # A server that is named twice is one server.
+        return tuple(dict.fromkeys(base_url(str(item)) for item in items if str(item).strip()))
+
+    @pydantic.field_validator("api_key")
+    @classmethod
+    def _check_key(cls, value: SecretStr | None) -> SecretStr | None:
+        text = value.get_secret_value() if value else ""
+        if not (text.isascii() and text.isprintable()):
+            raise ValueError("it holds characters that no HTTP header can carry (a line break from a file, perhaps)")
+        return value
 
 
 class WorkerSettings(_Group):
@@ -179,6 +187,13 @@ class GenerationSettings(_Group):
             return tuple(json.loads(value)) if value.lstrip().startswith("[") else (value,)
         return value
 
+    @pydantic.field_validator("extra_body")
+    @classmethod
+    def _check_extra_body(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        if own := sorted(_OWN_FIELDS & (value or {}).keys()):
+            raise ValueError(f"{', '.join(own)} cannot be set there, for promptmill sets or needs it itself")
+        return value
+
     def content(self) -> dict[str, Any]:
         """Return the settings that were set, as plain JSON values."""
         return self.model_dump(mode="json", exclude_none=True)
@@ -190,6 +205,8 @@ class GenerationSettings(_Group):
         return fields
 
 
+_OWN_FIELDS = {"model", "messages", "tools", "stream", "stream_options", "n"}
+"""Request fields that promptmill fills itself, or whose answers it could not read."""
 _NOT_SENT = {"model", "extra_body", "seed", "system", "min_completion_tokens", "keep_truncated"}
 
 GROUPS: tuple[type[_Group], ...] = (
@@ -268,7 +285,20 @@ def base_url(url: str) -> str:
     if scheme not in {"http", "https"} or not rest.strip("/"):
         shown = url.strip().rpartition("@")[2]  # what stands before it may be a password
         raise ValueError(f"{shown!r} is not an http:// or https:// URL, such as http://127.0.0.1:8000/v1")
+    if not _has_readable_host(text):
+        raise ValueError(
+            "a URL's host or port cannot be read; percent-encode special characters in its password (/ is %2F, "
+            "@ is %40) and put an IPv6 address into brackets"
+        )
     return text
+
+
+def _has_readable_host(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0) and "@" not in parts.path + parts.query
+    except ValueError:
+        return False
 
 
 def set_default_variable(name: str, value: str) -> None:

@@ -121,8 +121,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds of the last change of state."""
     reason: str = ""
     in_flight: int = 0
-    limit: int | None = None
-    """The bound on requests in flight, where it was set by hand."""
+    bound: int | None = None
+    """How many requests in flight the workers keep to together; null until one has told."""
 
 
 class BrokerState(msgspec.Struct, frozen=True, kw_only=True):

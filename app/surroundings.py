@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from app.broker import text
+from app.places import public_url
 from app.queue import Queue
 from app.snapshot import Endpoint
 
@@ -17,30 +18,32 @@ _WAITS = "waiting"
 def read_endpoints(queue: Queue, workers: Sequence[Mapping[str, Any]]) -> list[Endpoint]:
     """Return the model servers that the living workers use; without workers, all that Redis remembers."""
     flights: dict[str, int] = {}
+    bounds: dict[str, int] = {}
     for worker in workers:
         for name, n in _mapping(worker.get("in_flight")).items():
             flights[name] = flights.get(name, 0) + int(n)
+        for name, n in _mapping(worker.get("bound")).items():
+            bounds[name] = max(bounds.get(name, 0), int(n))
     used = set(flights).union(*(_mapping(worker.get("held")) for worker in workers))
     names = sorted(text(name) for name in cast("set[bytes]", queue.client.smembers(queue.keys.endpoints)))
     with queue.client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.hgetall(queue.keys.endpoint(name))
-            pipe.get(queue.keys.limit(name))
         replies = pipe.execute()
     found = []
-    for name, fields, limit in zip(names, replies[::2], replies[1::2], strict=True):
+    for name, fields in zip(names, replies, strict=True):
         if used and name not in used:
             continue  # a server of an earlier run
         said = {text(key): text(value) for key, value in fields.items()}
         found.append(
             Endpoint(
                 name=name,
-                url=_without_login(said.get("url", "")),
+                url=public_url(said.get("url", "")),
                 state=said.get("state", "up"),
                 since=float(said["since"]) if said.get("since") else None,
                 reason=said.get("reason", ""),
                 in_flight=flights.get(name, 0),
-                limit=int(limit) if limit is not None else None,
+                bound=bounds.get(name) or None,
             )
         )
     return found
@@ -48,12 +51,6 @@ def read_endpoints(queue: Queue, workers: Sequence[Mapping[str, Any]]) -> list[E
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _without_login(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def find_obstacle(workers: Sequence[Mapping[str, Any]], endpoints: Sequence[Endpoint], *, now: float) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 
 import typer
@@ -12,6 +10,7 @@ from typer.exceptions import TyperException
 import app as ground_floor
 from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE, MillError
 from producer.commands import enqueue, export, services, upkeep, watch
+from producer.pipes import silence
 
 EXAMPLES = """\b
 Examples:
@@ -63,9 +62,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = _say("interrupted.", EXIT_INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read the output has gone; Python must not complain about it while it exits.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)  # whoever read it has gone
         code = EXIT_INCOMPLETE
     except TyperException as error:  # wrong usage, in typer's own words
         code = _say_usage(error)

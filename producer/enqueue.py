@@ -20,7 +20,8 @@ from app.index import Entry
 from app.ledger import Ledger, Pen
 from app.queue import Queue
 from app.records import Kind, KnownSample, RefusedRow, Sample, encode_line
-from producer.samples import Conflict, Pass
+from producer.room import Room
+from producer.samples import Batch, Conflict, Pass
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -93,37 +94,40 @@ class Enqueuer:
         max_pending: int,
         replace_waiting: bool = False,
         stopping: Callable[[], bool] = lambda: False,
-        on_wait: Callable[[int], None] = lambda _depth: None,
+        on_wait: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """`replace_waiting` gives samples that wait already the new settings; `stopping` is asked between chunks.
 
-        `on_wait` hears how many prompts Redis holds while there is no room.
+        `on_wait` hears why there is no room while there is none.
         """
         self._app = app
         self._books = books
         self._url = url
         self._ledger = ledger
         self._dataset = dataset
-        self._max_pending = max_pending
+        self._room = Room(books, max_pending=max_pending)
         self._replace_waiting = replace_waiting
         self._stopping = stopping
         self._on_wait = on_wait
         self.counts = Counts()
         self.mended: list[str] = []
 
-    def run(self, rows: Pass, *, retry: Retry, on_progress: Callable[[Counts], None]) -> Report:
-        """Enqueue every sample of a pass over an input."""
+    def run(
+        self, rows: Pass, batches: Iterable[Batch], *, retry: Retry, on_progress: Callable[[Counts], None]
+    ) -> Report:
+        """Enqueue every sample of a pass over an input, out of its batches."""
         complete, trouble = False, None
         try:
-            for batch in rows.batches(_CHUNK):
-                if self._stopping():
-                    break
-                self.counts.read, self.counts.refused = rows.read, rows.refused
-                self.counts.duplicates = rows.duplicates
-                self._take(batch.samples, batch.refused, retry)
-                on_progress(self.counts)
-            else:
-                complete = not self._stopping()
+            with broker.translated(self._url):
+                for batch in batches:
+                    if self._stopping():
+                        break
+                    self.counts.read, self.counts.refused = rows.read, rows.refused
+                    self.counts.duplicates = rows.duplicates
+                    self._take(batch.samples, batch.refused, retry)
+                    on_progress(self.counts)
+                else:
+                    complete = not self._stopping()
         except MillError as error:
             trouble = error
         return Report(self.counts, complete, rows.conflicts, rows.conflict_count, self.mended, trouble)
@@ -168,14 +172,14 @@ class Enqueuer:
     def _queue(self, wanted: Sequence[Sample], before: dict[str, Kind]) -> None:
         at = 0
         while at < len(wanted):
-            room = self._wait_for_room()
+            room = self._wait_for_room(wanted[at:])
             if not room:
                 return
             chunk = wanted[at : at + room]
             at += len(chunk)
-            with _broker_errors(self._url):
-                again = {sample.id: before[sample.id] for sample in chunk if sample.id in before}
-                fresh = self._books.put(self._dataset, chunk, again, replace=self._replace_waiting)
+            again = {sample.id: before[sample.id] for sample in chunk if sample.id in before}
+            fresh = self._books.put(self._dataset, chunk, again, replace=self._replace_waiting)
+            with _publishing_errors(self._url):
                 self._publish(fresh)
             self.counts.queued += len(fresh)
             self.counts.waiting += len(chunk) - len(fresh)
@@ -186,25 +190,22 @@ class Enqueuer:
 
         publish(self._app, self._dataset, ids)
 
-    def _wait_for_room(self) -> int:
-        """Return how many prompts fit into Redis now, waiting while none does; 0 when told to stop."""
+    def _wait_for_room(self, samples: Sequence[Sample]) -> int:
+        """Return how many of the samples fit into Redis now, waiting while none does; 0 when told to stop."""
         while not self._stopping():
-            with _broker_errors(self._url):
-                depth = self._books.depth()
-            if depth < self._max_pending:
-                return self._max_pending - depth
-            self._on_wait(depth)
+            count, why = self._room.fit(samples)
+            if count:
+                return count
+            self._on_wait(why)
             time.sleep(_ROOM_POLL_S)
         return 0
 
 
 @contextlib.contextmanager
-def _broker_errors(url: BrokerUrl) -> Iterator[None]:
-    """Turn what Redis clients raise into one-sentence errors."""
+def _publishing_errors(url: BrokerUrl) -> Iterator[None]:
+    """Turn what kombu makes of Redis' errors into one-sentence errors."""
     try:
         yield
-    except redis.exceptions.RedisError as error:
-        raise broker.translate(error, url) from error
     except kombu.exceptions.KombuError as error:
         cause = error.__cause__ or error.__context__
         if isinstance(cause, redis.exceptions.RedisError):

@@ -17,6 +17,7 @@ from app.errors import EXIT_INTERRUPTED, EXIT_OK
 from app.snapshot import Part, Snapshot, State
 from app.surroundings import clock_time
 from producer import status
+from producer.pipes import silence
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -53,7 +54,7 @@ def monitor(
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _forget(stream)
+        silence(stream)
         return EXIT_OK
 
 
@@ -125,14 +126,6 @@ def _progress(part: Part) -> str:
 def _write(stream: TextIO, line: str) -> None:
     stream.write(f"{line}\n")
     stream.flush()
-
-
-def _forget(stream: TextIO) -> None:
-    """Point a closed pipe at nothing, so that the interpreter's last flush does not complain."""
-    with contextlib.suppress(OSError, ValueError):
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())
-        os.close(nothing)
 
 
 # In a terminal

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -184,10 +182,6 @@ def _rotate(log: Path) -> None:
 
 def _began(pid: int) -> str | None:
     """Return what names the start of a living process, else None."""
-    return _began_linux(pid) if sys.platform == "linux" else _began_posix(pid)
-
-
-def _began_linux(pid: int) -> str | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -197,10 +191,3 @@ def _began_linux(pid: int) -> str | None:
     fields = text.rpartition(")")[2].split()
     state, ticks = fields[0], fields[19]
     return None if state in {"Z", "X"} else f"{boot}:{ticks}"
-
-
-def _began_posix(pid: int) -> str | None:
-    told = subprocess.run(
-        ["/bin/ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.split(maxsplit=1)
-    return None if len(told) < 2 or told[0].startswith("Z") else told[1].strip()

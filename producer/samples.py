@@ -116,17 +116,6 @@ def _text_of(content: str | list[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
 
 
-def to_samples(
-    row: Row, *, adapter: Adapter, system: str | None = None, samples_per_prompt: int = 1, settings: str = ""
-) -> list[Sample] | Refusal:
-    """Return the row's samples, one per copy, or why there are none."""
-    prompt = _prompt_of(row, adapter, system)
-    if isinstance(prompt, Refusal):
-        return prompt
-    first = sample_id(prompt.messages, prompt.tools, source_id=prompt.source_id)
-    return _copies(row, prompt, first, samples_per_prompt, settings)
-
-
 def _prompt_of(row: Row, adapter: Adapter, system: str | None) -> Prompt | Refusal:
     if row.value is None:
         return row.problem or Refusal(Reason.NOT_JSON, "the row could not be read")
@@ -162,14 +151,12 @@ class Pass:
         system: str | None = None,
         samples_per_prompt: int = 1,
         settings: str = "",
-        limit: int | None = None,
     ) -> None:
         self._source = source
         self._adapter = adapter
         self._system = system
         self._copies = samples_per_prompt
         self._settings = settings
-        self._limit = limit
         self._names: dict[str | None, int] = {}
         self.read = 0
         """Rows read so far."""
@@ -183,16 +170,20 @@ class Pass:
         """How many rows repeated a source id with another prompt."""
 
     def batches(self, size: int = BATCH_ROWS) -> Iterator[Batch]:
-        """Yield what becomes of the rows, at most `size` rows at a time, in the source's order.
+        """Read the first rows at once; return what becomes of all, at most `size` at a time, in the source's order.
 
-        Raises SourceError where the source breaks off, and UsageError when the adapter recognises no row of the first
-        batch.
+        Raises SourceError where the source breaks off, and UsageError, here and now, when the adapter recognises none
+        of the first rows.
         """
-        rows = itertools.islice(self._source.rows(), self._limit)
+        chunks = _chunks(self._source.rows(), size)
+        first = list(itertools.islice(chunks, 1))
+        for rows in first:
+            self._check_shape(rows)
+        return self._batches(itertools.chain(first, chunks))
+
+    def _batches(self, chunks: Iterator[list[Row]]) -> Iterator[Batch]:
         with Seen() as seen:
-            for chunk in _chunks(rows, size):
-                if not self.read:
-                    self._check_shape(chunk)
+            for chunk in chunks:
                 yield self._batch(chunk, seen)
 
     def _check_shape(self, rows: list[Row]) -> None:

@@ -150,9 +150,9 @@ def _surroundings(snapshot: Snapshot) -> list[str]:
         slots = sum(int(worker.get("slots") or 0) for worker in snapshot.workers)
         items.append(f"workers {len(snapshot.workers)} ({busy:,} of {slots:,} slots busy)")
     for endpoint in snapshot.endpoints:
-        limit = f" of {endpoint.limit:,}" if endpoint.limit is not None else ""
+        bound = f" of {endpoint.bound:,}" if endpoint.bound is not None else ""
         where = printable(endpoint.url or endpoint.name)
-        items.append(f"{where} {endpoint.state} ({endpoint.in_flight:,}{limit} in flight)")
+        items.append(f"{where} {endpoint.state} ({endpoint.in_flight:,}{bound} in flight)")
     return items
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import msgspec
 import redis.exceptions
 
 from app import jsonl, manifest
 from app.broker import text
-from app.errors import EXIT_INCOMPLETE, EXIT_OK, StoreError
+from app.errors import StoreError
 from app.index import Totals
 from app.ledger import Ledger
 from app.queue import Queue
@@ -68,11 +68,6 @@ class Report:
         """Whether nothing is left to do or to mend."""
         return not self.problems
 
-    @property
-    def exit_code(self) -> int:
-        """0 when complete, else 1."""
-        return EXIT_OK if self.complete else EXIT_INCOMPLETE
-
     def render(self) -> str:
         """Return the report as plain text."""
         counts = ", ".join(
@@ -85,17 +80,23 @@ class Report:
         lines += [f"- {note}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
-    def as_json(self) -> bytes:
-        """Return the report as strict, indented JSON."""
+    def document(self) -> dict[str, Any]:
+        """Return the report's fields for JSON, with `complete` before them."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return msgspec.json.format(msgspec.json.encode({"complete": self.complete, **fields}), indent=2) + b"\n"
+        return {"complete": self.complete, **fields}
 
 
-def verify(queue: Queue | None, ledger: Ledger, dataset: str, *, look_again_s: float = LOOK_AGAIN_S) -> Report:
+def as_json(reports: Mapping[str, Report]) -> bytes:
+    """Return reports by dataset as strict, indented JSON."""
+    documents = {dataset: report.document() for dataset, report in reports.items()}
+    return msgspec.json.format(msgspec.json.encode(documents), indent=2) + b"\n"
+
+
+def verify(queue: Queue, ledger: Ledger, dataset: str, *, look_again_s: float = LOOK_AGAIN_S) -> Report:
     """Account for each id, out of every file of the dataset and what Redis holds of it.
 
     The files are read afresh, up to the last whole line at the start, without the index, in bounded memory.
-    Without Redis (None, or it does not answer) whatever is not recorded counts as missing.
+    Where Redis does not answer, whatever is not recorded counts as missing.
     """
     with Scan() as found:
         return _Audit(ledger, dataset, found).run(queue, look_again_s)
@@ -114,9 +115,9 @@ class _Audit:
         self.sizes: dict[Kind, int] = {}
         """How long each file was when it was read."""
 
-    def run(self, queue: Queue | None, look_again_s: float) -> Report:
+    def run(self, books: Queue, look_again_s: float) -> Report:
         # Redis first: an id is in samples.jsonl before it is there, and recorded before it leaves.
-        queue = self._ask_redis(queue, look_again_s)
+        queue = self._ask_redis(books, look_again_s)
         self.sizes, totals = self._still_point()
         self.found.read_files(self.ledger.folder, self.sizes, dataset=self.dataset)
         missing = self._account(queue)
@@ -136,11 +137,8 @@ class _Audit:
             bad_lines=self.found.bad,
         )
 
-    def _ask_redis(self, queue: Queue | None, look_again_s: float) -> Queue | None:
+    def _ask_redis(self, queue: Queue, look_again_s: float) -> Queue | None:
         """Take down what waits; return None when Redis does not answer."""
-        if queue is None:
-            self.notes.append("Redis was not asked.")
-            return None
         try:
             _note_waiting(queue, self.dataset, self.found)
             lost = queue.without_ticket(self.dataset)

@@ -216,9 +216,13 @@ class Endpoints:
                 async with asyncio.timeout(_TICK_S):
                     await self._nudged.wait()
             self._nudged.clear()
-            await self._exchange()
-            self._raise_ceilings()
-            self.gate.hand_out()
+            try:
+                await self._exchange()
+                self._raise_ceilings()
+                self.gate.hand_out()
+            except Exception:
+                # Without renewals the permits would run out and this worker ask nothing for ever.
+                logger.exception("permits and health could not be exchanged; the next turn tries again")
             await asyncio.sleep(_SHORTEST_TICK_S)
 
     def _on_wait(self) -> None:

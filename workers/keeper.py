@@ -87,8 +87,14 @@ class Keeper:
                 self._beat()
             except redis.exceptions.RedisError:
                 if not self._away:
-                    logger.warning("Redis is away; finished records are written, and the work goes on when it is back")
+                    logger.warning(
+                        "Redis is away or full; finished records are written, and the work goes on when it is back"
+                    )
                 self._away = True
+                continue
+            except Exception:
+                # The heart must go on, or this worker would count as dead.
+                logger.exception("a heartbeat failed")
                 continue
             if self._away:
                 logger.warning("Redis is back")

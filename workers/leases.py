@@ -86,7 +86,10 @@ class QueueFollower(bootsteps.StartStopStep):  # type: ignore[misc] # celery is 
         tasks = consumer.task_consumer
         for name in sorted(read):
             if not tasks.consuming_from(name):
-                consumer.add_task_queue(name)
+                try:
+                    consumer.add_task_queue(name)
+                except redis.exceptions.ResponseError:
+                    logger.debug("%s is read when Redis takes writes again", name, exc_info=True)
         for name in sorted(ceased):
             if tasks.consuming_from(name):
                 consumer.cancel_task_queue(name)

@@ -11,6 +11,7 @@ import resource
 import time
 from typing import Any
 
+import redis.exceptions
 from celery import Celery
 
 import app as ground_floor
@@ -29,7 +30,7 @@ from workers.endpoints import Endpoint, Endpoints
 from workers.keeper import Duties, Keeper
 from workers.loop import LoopThread
 from workers.recorder import Recorder
-from workers.story import Story
+from workers.story import Story, existing_folder
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,16 @@ class Mill:
         self._story: Story | None = None
 
     def start(self) -> None:
-        """Start the threads and look at the servers once."""
+        """Start the threads and look at the servers once.
+
+        Raises BrokerError when Redis takes no writes.
+        """
+        try:
+            self._start()
+        except redis.exceptions.RedisError as error:
+            raise broker.translate(error, self._url) from error
+
+    def _start(self) -> None:
         self._loop.start()
         self._endpoints = self._loop.call(self._open_endpoints(), timeout_s=120)
         self._story = Story(
@@ -145,10 +155,11 @@ class Mill:
         """Prove that every known dataset's folder can be written, before any request is made."""
         for dataset in self._books.datasets():
             if self._books.depth(dataset):
-                with Ledger.open(dataset_folder(self._store.prepared_dir, dataset)) as ledger:
+                with Ledger.open(existing_folder(self._store.prepared_dir, dataset)) as ledger:
                     ledger.check_writable(min_free_bytes=settings.MIN_FREE_DISK_BYTES)
 
     def _hand_back(self) -> int:
+        self._recorder.give_up()
         return self._story.hand_back() if self._story else 0
 
     def _turn_away(self) -> None:
@@ -179,11 +190,12 @@ class Mill:
         }
 
     def _write_progress(self) -> None:
-        datasets = self._books.datasets()
+        prepared = self._store.prepared_dir
+        datasets = [name for name in self._books.datasets() if dataset_folder(prepared, name).manifest.exists()]
         if datasets:
-            snapshot = take_snapshot(self._books, self._store.prepared_dir, datasets, url=self._url)
+            snapshot = take_snapshot(self._books, prepared, datasets, url=self._url)
             for dataset in datasets:
-                with Ledger.open(dataset_folder(self._store.prepared_dir, dataset)) as ledger:
+                with Ledger.open(dataset_folder(prepared, dataset)) as ledger:
                     write_progress(ledger, snapshot)
 
 

@@ -44,9 +44,8 @@ class PermitDesk:
 
     def lease(self, endpoint: str, *, in_use: int, wanted: int, bound: int) -> Block:
         """Renew this worker's block of one endpoint, growing or shrinking it towards what is wanted and fair."""
-        keys = [self._keys.permits(endpoint), self._keys.limit(endpoint)]
         args: list[str | int] = [self._owner, in_use, wanted, bound, int(PERMIT_TTL_S * 1000)]
-        return Block(*cast("list[int]", self._lease(keys=keys, args=args)))
+        return Block(*cast("list[int]", self._lease(keys=[self._keys.permits(endpoint)], args=args)))
 
 
 class Pool:

@@ -14,6 +14,7 @@ import redis.exceptions
 from app.errors import StoreError
 from app.ledger import Ledger, Pen
 from app.queue import Done, Queue
+from app.records import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ class Recorder:
         """Hand a record over; its future is resolved when it is durable."""
         self._inbox.put(entry)
 
+    def give_up(self) -> None:
+        """Hold no records any longer for a disk that takes none: the worker ends, their tickets go back."""
+        self._stopping.set()
+
     def stop(self) -> None:
         """Write what is left and end the thread."""
         self._stopping.set()
@@ -75,10 +80,10 @@ class Recorder:
     def _run(self) -> None:
         while True:
             group, ended = self._next_group()
-            by_dataset: dict[str, list[Entry]] = {}
+            by_file: dict[tuple[str, Kind], list[Entry]] = {}
             for entry in group:
-                by_dataset.setdefault(entry.dataset, []).append(entry)
-            for dataset, entries in by_dataset.items():
+                by_file.setdefault((entry.dataset, entry.pen.kind), []).append(entry)
+            for (dataset, _kind), entries in by_file.items():
                 self._record(dataset, entries)
             if self._untold:
                 untold, self._untold = self._untold, []

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import redis.exceptions
 
@@ -19,7 +20,7 @@ from app.errors import MillError, StoreError
 from app.index import Entry as IndexEntry
 from app.jsonl import Mending
 from app.ledger import Ledger
-from app.places import dataset_folder
+from app.places import DatasetFolder, dataset_folder
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket
 from app.settings import GenerationSettings, StoreSettings
@@ -30,6 +31,7 @@ from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
 
+_MAX_CRASHES = 3
 _PAUSED_S = 1.0
 _RETRY_S = 1.0
 """Seconds between two tries while Redis or the disk is away."""
@@ -132,12 +134,25 @@ class Story:
                 self._books.release(ticket.dataset, ticket.sample_id, self._owner)
             if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
                 raise HandedBack from error
-            if isinstance(error, ModelMissing):
+            if isinstance(error, (ModelMissing, MillError)):
                 self._pause(ticket.dataset, str(error))
+                raise HandedBack from error
+            if isinstance(error, Exception) and self._is_hopeless(ticket, error):
                 raise HandedBack from error
             raise
         if new and job.failure:
             raise SampleFailed(job.failure)
+
+    def _is_hopeless(self, ticket: Ticket, error: Exception) -> bool:
+        """Count an unexpected error of a sample; pause the dataset once it has happened too often to be chance."""
+        with contextlib.suppress(redis.exceptions.RedisError):
+            crashes = self._books.crash(ticket.dataset, ticket.sample_id)
+            if crashes >= _MAX_CRASHES:
+                why = f"sample {ticket.sample_id} ended in an unexpected error {crashes} times: {error!r}"
+                self._pause(ticket.dataset, f"{why}; see the worker's log")
+                logger.error("%s", why, exc_info=error)
+                return True
+        return False
 
     def _pause(self, dataset: str, why: str) -> None:
         with contextlib.suppress(redis.exceptions.RedisError):
@@ -199,7 +214,7 @@ class Story:
         with self._opening:
             ledger = self._ledgers.get(dataset)
             if ledger is None:
-                ledger = Ledger.open(dataset_folder(self._store.prepared_dir, dataset))
+                ledger = Ledger.open(existing_folder(self._store.prepared_dir, dataset))
                 _tell(ledger.catch_up())
                 self._ledgers[dataset] = ledger
             return ledger
@@ -240,6 +255,20 @@ class Story:
             job.recorded.cancel()
         elif error := task.exception():
             job.recorded.set_exception(error)
+
+
+def existing_folder(prepared: Path, dataset: str) -> DatasetFolder:
+    """Return the folder that enqueue made for the dataset; a worker never makes one.
+
+    Raises StoreError when it is not there: records in another folder would look lost.
+    """
+    folder = dataset_folder(prepared, dataset)
+    if not folder.manifest.exists():
+        raise StoreError(
+            f"{folder.path.absolute()} is not the folder of the dataset {dataset!r}: it has no manifest.json; set this "
+            "worker's MILL_PREPARED_DIR to the folder that producer enqueue wrote to."
+        )
+    return folder
 
 
 def _is_finished(entry: IndexEntry, sample: Sample) -> bool:

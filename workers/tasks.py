@@ -67,8 +67,7 @@ def leave_gossip_out(instance: Any, **_signal: Any) -> None:
 def start(sender: Any, **_signal: Any) -> None:
     """Build and start the worker's parts; a worker that could not do its work ends here with one sentence."""
     try:
-        if "thread" not in str(sender.pool_cls):
-            raise UsageError("promptmill's workers use Celery's threads pool; leave -P out or say -P threads.")
+        _require_threads(sender)
         for sentence in settings.unknown_variables():
             logger.warning("%s", sentence)
         owner = f"{sender.hostname}/{secrets.token_hex(3)}"
@@ -81,9 +80,19 @@ def start(sender: Any, **_signal: Any) -> None:
     except MillError as error:
         sys.stderr.write(f"promptmill: {error}\n")
         raise SystemExit(error.exit_code) from None
+    except Exception as error:
+        # Celery would swallow it, and the worker would say that it is ready and never work.
+        sys.stderr.write(f"promptmill: the worker could not start: {type(error).__name__}: {error}\n")
+        logger.exception("the worker could not start")
+        raise SystemExit(1) from error
     spare_the_collector()
     Process.mill = mill
     signals.worker_shutting_down.connect(mill.drain.signalled, weak=False)
+
+
+def _require_threads(worker: Any) -> None:
+    if "thread" not in str(worker.pool_cls):
+        raise UsageError("promptmill's workers use Celery's threads pool; leave -P out or say -P threads.")
 
 
 @signals.worker_ready.connect

@@ -46,19 +46,13 @@ def names() -> list[str]:
     return [AUTO, *(adapter.name for adapter in ADAPTERS)]
 
 
-def choose(name: str, first_row: Columns | None = None) -> Adapter:
-    """Return the adapter of that name.
-
-    Raises UsageError for an unknown name, and for a first row, where one is given, that the adapter does not
-    recognise.
-    """
+def choose(name: str) -> Adapter:
+    """Return the adapter of that name; raises UsageError for an unknown one."""
     adapter = AutoAdapter() if name == AUTO else next((one for one in ADAPTERS if one.name == name), None)
     if adapter is None:
         near = difflib.get_close_matches(name, names(), n=1)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(f"There is no adapter {name!r}{hint}; --adapter takes {', '.join(names())}.")
-    if first_row is not None and not adapter.recognises(first_row):
-        raise unrecognised(adapter, first_row)
     return adapter
 
 

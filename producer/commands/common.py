@@ -6,8 +6,9 @@ import contextlib
 import dataclasses
 import signal
 import sys
+import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from app import broker, settings
 from app.broker import BrokerUrl, Client
@@ -16,6 +17,10 @@ from app.ledger import Ledger
 from app.places import dataset_folder
 from app.queue import Queue
 from app.settings import StoreSettings
+
+_LIVE_EVERY_S = 0.2
+_PLAIN_EVERY_S = 10.0
+_CLEAR = "\r\x1b[2K"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,18 +53,19 @@ def open_ledger(store: StoreSettings, dataset: str, *, create: bool = False) -> 
     return Ledger.open(folder)
 
 
-def open_bench(*, check: bool = True) -> Bench:
-    """Connect to Redis.
+@contextlib.contextmanager
+def open_bench(*, check: bool = True) -> Iterator[Bench]:
+    """Connect to Redis; whatever its client raises meanwhile becomes a one-sentence error.
 
-    Raises SettingError, or BrokerError when it cannot be used (with `check`).
+    Raises SettingError, or BrokerError when Redis cannot be used (with `check`) or stops being usable.
     """
     warn_of_unknown_settings()
     at, store = settings.load(settings.BrokerSettings), settings.load(settings.StoreSettings)
     url = broker.resolve(at, store)
-    client = broker.connect(url)
     if check:
         broker.check(url)
-    return Bench(url, client, Queue(client, at.keys), store)
+    with broker.translated(url), contextlib.closing(broker.connect(url)) as client:
+        yield Bench(url, client, Queue(client, at.keys), store)
 
 
 def warn_of_unknown_settings() -> None:
@@ -78,6 +84,34 @@ def note(sentence: str) -> None:
     """Write a remark to standard error."""
     sys.stderr.write(f"producer: {sentence}\n")
     sys.stderr.flush()
+
+
+class ProgressLine:
+    """Progress on standard error: one line that is rewritten in a terminal, a line every 10 s elsewhere."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._live = sys.stderr.isatty()
+        self._every_s = _LIVE_EVERY_S if self._live else _PLAIN_EVERY_S
+        self._next = clock() + (0.0 if self._live else self._every_s)
+
+    def show(self, line: str) -> None:
+        """Show the line, if it is time."""
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + self._every_s
+        if self._live:
+            sys.stderr.write(f"{_CLEAR}{line}")
+            sys.stderr.flush()
+        else:
+            note(line)
+
+    def close(self) -> None:
+        """Clear the line."""
+        if self._live:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
 
 
 class Interruption:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -15,13 +16,12 @@ from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, SettingError
 from app.ledger import Ledger
 from app.records import Kind
 from app.settings import GenerationSettings, QueueSettings
-from producer.commands.common import Bench, interruption, note, open_bench, say
+from producer.commands.common import Bench, ProgressLine, interruption, note, open_bench, say
 
 if TYPE_CHECKING:
     from producer.enqueue import Counts, Enqueuer, Report
+    from producer.samples import Batch, Pass
 
-_PLAIN_EVERY_S = 10.0
-_LIVE_EVERY_S = 0.2
 _WAIT_NOTE_EVERY_S = 30.0
 
 ENQUEUE_HELP = """Queue every sample of SOURCE that is not recorded or queued yet.
@@ -39,12 +39,18 @@ Examples:
   producer enqueue data/ --dataset mix --limit 1000
   producer enqueue hf:HuggingFaceH4/ultrachat_200k/train_sft --dataset ultrachat
 """
+RETRY_EXAMPLES = """\b
+Examples:
+  producer retry chat                     every failed sample
+  producer retry chat --fault timeout     those that timed out
+  producer retry chat --rejected          what was answered, and rejected
+"""
 
 
 def add_to(cli: typer.Typer) -> None:
     """Add the commands."""
     cli.command("enqueue", help=ENQUEUE_HELP, epilog=ENQUEUE_EXAMPLES)(enqueue)
-    cli.command("retry")(retry)
+    cli.command("retry", epilog=RETRY_EXAMPLES)(retry)
 
 
 def enqueue(
@@ -79,12 +85,7 @@ def enqueue(
     ),
 ) -> None:
     """Queue every sample of SOURCE that is not recorded or queued yet."""
-    from producer.enqueue import Retry, source_entry
-    from producer.samples import Pass
-    from producer.sources import open_source
-
-    generation = settings.load(
-        GenerationSettings,
+    generation = _load_typed(
         model=model,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -103,32 +104,61 @@ def enqueue(
         min_completion_tokens=min_completion_tokens,
         keep_truncated=keep_truncated,
     )
-    limits = settings.load(QueueSettings)
-    rows = open_source(source, max_row_bytes=int(limits.max_row_mb * 2**20), limit=limit)
-    chosen = _choose_adapter(adapter)
-    bench = open_bench()
-    extra = {"adapter": chosen.name, "samples_per_prompt": samples_per_prompt}
-    with bench.ledger(dataset, create=True) as ledger, interruption() as stopping:
+    extra = {"adapter": adapter, "samples_per_prompt": samples_per_prompt}
+    opened = _open_pass(source, generation, extra, limit=limit)
+    _fill(dataset, opened, retry_failed=retry_failed, retry_rejected=retry_rejected, new_settings=new_settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Opened:
+    """An input whose first rows are as the adapter expects them, and what its samples are made with."""
+
+    description: str
+    generation: GenerationSettings
+    extra: dict[str, Any]
+    rows: Pass
+    batches: Iterator[Batch]
+
+
+def _open_pass(source: str, generation: GenerationSettings, extra: dict[str, Any], *, limit: int | None) -> _Opened:
+    """Open the input and read its first rows, before anything is made.
+
+    `extra` holds the adapter's name and samples_per_prompt. Raises UsageError for what cannot be read.
+    """
+    from producer.adapters.registry import choose
+    from producer.samples import Pass
+    from producer.sources import open_source
+
+    adapter = choose(extra["adapter"])
+    max_row_bytes = int(settings.load(QueueSettings).max_row_mb * 2**20)
+    rows = open_source(source, max_row_bytes=max_row_bytes, limit=limit)
+    passing = Pass(
+        rows,
+        adapter=adapter,
+        system=generation.system,
+        samples_per_prompt=extra["samples_per_prompt"],
+        settings=settings.fingerprint({**generation.content(), **extra}),
+    )
+    return _Opened(rows.description, generation, extra, passing, passing.batches())
+
+
+def _fill(dataset: str, opened: _Opened, *, retry_failed: bool, retry_rejected: bool, new_settings: bool) -> None:
+    """Queue what is not recorded or queued yet, and say what became of it."""
+    from producer.enqueue import Retry, source_entry
+
+    with open_bench() as bench, bench.ledger(dataset, create=True) as ledger, interruption() as stopping:
         ledger.check_writable(min_free_bytes=settings.MIN_FREE_DISK_BYTES)
         for mending in ledger.catch_up():
             note(str(mending))
-        entry = manifest.fix_settings(ledger, dataset, generation, extra, new=new_settings)
+        entry = manifest.fix_settings(ledger, dataset, opened.generation, opened.extra, new=new_settings)
         bench.books.register(dataset, entry.fingerprint, entry.content)
-        passing = Pass(
-            rows,
-            adapter=chosen,
-            system=generation.system,
-            samples_per_prompt=samples_per_prompt,
-            settings=entry.fingerprint,
-            limit=limit,
-        )
-        view = _Progress(bench)
-        enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
-        report = enqueuer.run(passing, retry=Retry(retry_failed, retry_rejected), on_progress=view)
-        view.close()
-        manifest.note_source(ledger, dataset, source_entry(rows.description, chosen.name, report))
-    if why := bench.books.pause_reason(dataset):
-        note(f"the dataset {dataset!r} is paused ({why}); producer resume {dataset} goes on.")
+        with contextlib.closing(_Progress(bench)) as view:
+            enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
+            retry = Retry(retry_failed, retry_rejected)
+            report = enqueuer.run(opened.rows, opened.batches, retry=retry, on_progress=view)
+        manifest.note_source(ledger, dataset, source_entry(opened.description, opened.extra["adapter"], report))
+        if report.trouble is None and (why := bench.books.pause_reason(dataset)):
+            note(f"the dataset {dataset!r} is paused ({why}); producer resume {dataset} goes on.")
     _show(report, dataset, interrupted=stopping.came)
 
 
@@ -140,17 +170,15 @@ def retry(
     """Ask failed (or rejected) samples again, from their records; the source is not needed."""
     from producer.enqueue import failed_samples
 
-    bench = open_bench()
     kind = Kind.REJECTED if rejected else Kind.FAILED
-    with bench.ledger(dataset) as ledger, interruption() as stopping:
+    with open_bench() as bench, bench.ledger(dataset) as ledger, interruption() as stopping:
         ledger.catch_up()
         known = manifest.read(ledger)
         for entry in known.settings if known else []:
             bench.books.register(dataset, entry.fingerprint, entry.content)
-        view = _Progress(bench)
-        enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping)
-        counts = enqueuer.again(failed_samples(ledger, kind=kind, reason=fault), on_progress=view)
-        view.close()
+        with contextlib.closing(_Progress(bench)) as view:
+            enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping)
+            counts = enqueuer.again(failed_samples(ledger, kind=kind, reason=fault), on_progress=view)
     if not counts.samples:
         which = f" as {fault}" if fault else ""
         say(f"{dataset}: nothing to ask again: no sample was {kind}{which}.")
@@ -158,12 +186,6 @@ def retry(
     say(f"{dataset}: queued {counts.queued:,} {kind} samples again; {counts.waiting:,} were waiting already.")
     if stopping.came:
         raise typer.Exit(EXIT_INTERRUPTED)
-
-
-def _choose_adapter(name: str) -> Any:
-    from producer.adapters.registry import choose
-
-    return choose(name)
 
 
 def _enqueuer(
@@ -191,6 +213,21 @@ def _enqueuer(
     )
 
 
+def _load_typed(**options: Any) -> GenerationSettings:
+    """Read the generation settings, what was typed first.
+
+    Raises SettingError, which names a wrong value as it was given: by its option or by its variable.
+    """
+    try:
+        return settings.load(GenerationSettings, **options)
+    except SettingError as error:
+        variable, separator, rest = str(error).partition(" cannot be used")
+        name = variable.removeprefix(settings.ENV_PREFIX).lower()
+        if separator and options.get(name) is not None:
+            raise SettingError(f"--{name.replace('_', '-')}{separator}{rest}") from error
+        raise
+
+
 def _json_object(option: str, text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
@@ -205,42 +242,30 @@ def _json_object(option: str, text: str | None) -> dict[str, Any] | None:
 
 
 class _Progress:
-    """Progress on standard error: one line that is rewritten in a terminal, a line every 10 s elsewhere."""
+    """How far the enqueue is, and what it waits for, on standard error."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._live = sys.stderr.isatty()
-        self._next = time.monotonic() + (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S)
+        self._line = ProgressLine()
         self._next_wait_note = 0.0
 
     def __call__(self, counts: Counts) -> None:
         """Show the counts, if it is time."""
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S)
-        line = f"read {counts.read:,}, queued {counts.queued:,}, already recorded {counts.recorded:,}"
-        if self._live:
-            sys.stderr.write(f"\r\x1b[2K{line}")
-            sys.stderr.flush()
-        else:
-            note(line)
+        self._line.show(f"read {counts.read:,}, queued {counts.queued:,}, already recorded {counts.recorded:,}")
 
-    def wait(self, depth: int) -> None:
-        """Tell, now and then, that Redis holds as many prompts as it may."""
+    def wait(self, why: str) -> None:
+        """Tell, now and then, that there is no room in Redis."""
         now = time.monotonic()
         if now >= self._next_wait_note:
             self._next_wait_note = now + _WAIT_NOTE_EVERY_S
             workers = len(self._bench.books.workers())
             there = f"{workers} workers are at work" if workers else "no worker is running: start some (producer up)"
             self.close()
-            note(f"{depth:,} prompts wait in Redis (MILL_MAX_PENDING), waiting for room; {there}.")
+            note(f"{why}, waiting for room; {there}.")
 
     def close(self) -> None:
         """Clear the line."""
-        if self._live:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+        self._line.close()
 
 
 def _show(report: Report, dataset: str, *, interrupted: bool) -> None:

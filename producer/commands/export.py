@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import typer
 
 from app import settings
-from producer.commands.common import note, open_ledger, say
+from producer.commands.common import ProgressLine, note, open_ledger, say
 
 EXPORT_HELP = """Write a dataset's accepted records as a training file, each once.
 
@@ -40,6 +41,15 @@ def export(
     with open_ledger(settings.load(settings.StoreSettings), dataset) as ledger:
         for mending in ledger.catch_up():
             note(str(mending))
-        report = write(ledger, format=form, output=output, overwrite=overwrite, limit=limit, reasoning=reasoning)
+        with contextlib.closing(ProgressLine()) as line:
+            report = write(
+                ledger,
+                format=form,
+                output=output,
+                overwrite=overwrite,
+                limit=limit,
+                reasoning=reasoning,
+                on_progress=lambda done, total: line.show(f"read {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB"),
+            )
     for sentence in report.sentences():
         say(sentence)

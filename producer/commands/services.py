@@ -11,11 +11,35 @@ from producer.commands.common import note, say, warn_of_unknown_settings
 if TYPE_CHECKING:
     from producer.services import LocalServices, UpReport
 
+UP_EXAMPLES = """\b
+Examples:
+  producer up
+  producer up --workers 4 --concurrency 64
+  producer up --no-flower
+"""
+SCALE_EXAMPLES = """\b
+Examples:
+  producer scale 4
+  producer scale 0     stop all workers; the queue stays
+"""
+DOWN_EXAMPLES = """\b
+Examples:
+  producer down
+"""
+LOGS_EXAMPLES = """\b
+Examples:
+  producer logs
+  producer logs mill1 --follow
+  producer logs flower --lines 100
+"""
+
 
 def add_to(cli: typer.Typer) -> None:
     """Add the commands."""
-    for command in (up, scale, down, logs):
-        cli.command()(command)
+    cli.command(epilog=UP_EXAMPLES)(up)
+    cli.command(epilog=SCALE_EXAMPLES)(scale)
+    cli.command(epilog=DOWN_EXAMPLES)(down)
+    cli.command(epilog=LOGS_EXAMPLES)(logs)
 
 
 def up(

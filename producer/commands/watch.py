@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import typer
 
-from app import settings
-from app.errors import EXIT_INCOMPLETE
+from app import broker
+from app.errors import EXIT_INCOMPLETE, BrokerError
 from producer.commands.common import note, open_bench, say
 
 if TYPE_CHECKING:
     from app.snapshot import Snapshot
 
+STATUS_EXAMPLES = """\b
+Examples:
+  producer status
+  producer status chat --json
+"""
+MONITOR_EXAMPLES = """\b
+Examples:
+  producer monitor
+  producer monitor chat --until-done --interval 30
+"""
+VERIFY_EXAMPLES = """\b
+Examples:
+  producer verify
+  producer verify chat --json
+"""
+
 
 def add_to(cli: typer.Typer) -> None:
     """Add the commands."""
-    for command in (status, monitor, verify):
-        cli.command()(command)
+    cli.command(epilog=STATUS_EXAMPLES)(status)
+    cli.command(epilog=MONITOR_EXAMPLES)(monitor)
+    cli.command(epilog=VERIFY_EXAMPLES)(verify)
 
 
 def status(
@@ -32,7 +50,8 @@ def status(
     """
     from producer import status as view
 
-    snapshot = _taker(dataset)()
+    with _taker(dataset) as take:
+        snapshot = take()
     if as_json:
         sys.stdout.buffer.write(view.status_json(snapshot))
         sys.stdout.buffer.flush()
@@ -49,7 +68,9 @@ def monitor(
     """Show the same numbers live; q or Ctrl-C ends it. Without a terminal: a plain line at each look."""
     from producer.monitor import monitor as watch
 
-    raise typer.Exit(watch(_taker(dataset), interval_s=interval, until_done=until_done))
+    with _taker(dataset) as take:
+        code = watch(take, interval_s=interval, until_done=until_done)
+    raise typer.Exit(code)
 
 
 def verify(
@@ -57,19 +78,22 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="As JSON, for machines."),
 ) -> None:
     """Account for every input id from the files and Redis; exit code 1 unless all is complete."""
-    import json
-
     from app.progress import find_datasets
-    from producer.verify import verify as account
+    from producer import verify as accounts
 
-    bench = open_bench()
-    names = [dataset] if dataset else sorted(find_datasets(bench.store.prepared_dir, bench.books.datasets())[0])
-    reports = {}
-    for name in names:
-        with bench.ledger(name) as ledger:
-            reports[name] = account(bench.books, ledger, name)
+    reports, known = {}, list[str]()
+    with open_bench(check=False) as bench:
+        try:
+            with broker.translated(bench.url):
+                known = bench.books.datasets()
+        except BrokerError as error:  # files alone account for a finished dataset
+            note(str(error))
+        for name in [dataset] if dataset else sorted(find_datasets(bench.store.prepared_dir, known)[0]):
+            with bench.ledger(name) as ledger:
+                reports[name] = accounts.verify(bench.books, ledger, name)
     if as_json:
-        say(json.dumps({name: json.loads(report.as_json()) for name, report in reports.items()}, indent=2))
+        sys.stdout.buffer.write(accounts.as_json(reports))
+        sys.stdout.buffer.flush()
     else:
         for report in reports.values():
             say(report.render())
@@ -79,12 +103,13 @@ def verify(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _taker(dataset: str | None) -> Callable[[], Snapshot]:
+@contextlib.contextmanager
+def _taker(dataset: str | None) -> Iterator[Callable[[], Snapshot]]:
     from app.progress import take_snapshot
 
-    bench = open_bench(check=False)
-    prepared = settings.load(settings.StoreSettings).prepared_dir
-    return lambda: take_snapshot(bench.books, prepared, [dataset] if dataset else None, url=bench.url)
+    wanted = [dataset] if dataset else None
+    with open_bench(check=False) as bench:
+        yield lambda: take_snapshot(bench.books, bench.store.prepared_dir, wanted, url=bench.url)
 
 
 def _print(snapshot: Snapshot) -> None:

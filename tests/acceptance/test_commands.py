@@ -29,14 +29,15 @@ COMMANDS = (
 
 
 def test_help(mill: Mill) -> None:
-    """Every command explains itself, and those with options show examples."""
+    """Every command explains itself and shows examples of itself."""
     told = mill.run("--help").stdout
     for name in COMMANDS:
         assert f"  {name} " in told
         own = mill.run(name, "--help").stdout
         assert f"Usage: producer {name}" in own
-        if name in {"enqueue", "export"}:
-            assert f"producer {name} " in own.partition("Examples:")[2]
+        examples = own.partition("Examples:")[2].strip().splitlines()
+        assert examples, name
+        assert all(line.strip().startswith(f"producer {name}") for line in examples)
     assert "Examples:" in told
 
 
@@ -65,6 +66,25 @@ def test_wrong_usage(mill: Mill, words: tuple[str, ...]) -> None:
     assert told.stderr.strip()
     assert "Traceback" not in told.stderr
     assert not mill.prepared.exists()
+
+
+@pytest.mark.parametrize("words", [("status",), ("verify",), ("export", "--format", "openai", "--output", "x.jsonl")])
+def test_a_finished_dataset_needs_no_redis(
+    mill: Mill, new_redis: RedisFactory, model_server: ModelServerFactory, words: tuple[str, ...]
+) -> None:
+    """Once all is recorded, status, verify and export go by the files alone."""
+    model_server()
+    server = new_redis()
+    mill.env["MILL_REDIS_URL"] = server.url
+    mill.enqueue(["one", "two"])
+    worker = mill.worker()
+    mill.wait_recorded(2)
+    assert worker.stop() == 0
+    server.kill()
+    command, *options = words
+    told = mill.run(command, "case", *options)
+    assert "Traceback" not in told.stderr
+    assert {"status": "2 of 2", "verify": "case: complete", "export": "2"}[command] in told.stdout
 
 
 def test_pause_and_resume(mill: Mill, model_server: ModelServerFactory) -> None:
@@ -167,3 +187,22 @@ def test_few_open_files(mill: Mill, model_server: ModelServerFactory) -> None:
             seen.append(len(list(descriptors.iterdir())))
     balanced(mill, accepted=120)
     assert not seen or max(seen) - seen[0] <= 8, seen
+
+
+def test_a_worker_that_cannot_start_says_why_and_ends(mill: Mill, model_server: ModelServerFactory) -> None:
+    """Whatever keeps a worker from starting ends it with a sentence; it never says that it is ready."""
+    model_server()
+    mill.enqueue(["a"])
+    broken = {
+        "MILL_API_KEY": "sk-hunter2\r",
+        "MILL_MODEL_URLS": "http://[::1:8000/v1",
+        "MILL_PREPARED_DIR": str(mill.path / "elsewhere"),
+    }
+    for name, value in broken.items():
+        worker = mill.worker(extra_env={name: value}, wait=False)
+        assert worker.wait(30) in {1, 2}
+        assert name in worker.output()
+        assert "Traceback" not in worker.output()
+        assert "ready." not in worker.output()
+        assert "hunter2" not in worker.output()
+    assert not (mill.path / "elsewhere").exists()

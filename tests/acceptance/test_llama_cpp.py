@@ -139,7 +139,8 @@ def test_exact_output_ids_come_when_they_are_asked_for_in_its_own_way(asking_lla
     for record in _records(mill):
         assert len(record["output_ids"]) == record["usage"]["completion_tokens"]
         text = llama.ask("/detokenize", {"tokens": record["output_ids"]})["content"]
-        assert text.removesuffix("<|im_end|>") == record["content"]
+        # A limit can cut an answer inside a character, which the server leaves out of its text.
+        assert text.removesuffix("<|im_end|>").rstrip("\ufffd") == record["content"]
 
 
 def test_cut_answers_are_kept_as_told(asking_llama: Mill) -> None:

@@ -38,6 +38,23 @@ def test_other_settings_need_a_word(mill: Mill, model_server: ModelServerFactory
     assert "seed" not in sent["new"]
 
 
+def test_a_wrong_adapter_at_first_locks_nothing(mill: Mill, model_server: ModelServerFactory) -> None:
+    """An adapter that reads none of the rows is refused before anything is made; the right one needs no other word."""
+    model_server()
+    rows = [{"question": f"question {number}", "answer": ""} for number in range(3)]
+    told = mill.enqueue(rows, "--adapter", "messages", expect=2)
+    assert "nothing that --adapter messages reads" in told.stderr
+    assert told.stderr.count("\n") == 1
+    assert not mill.prepared.exists()
+    refused = mill.enqueue([{"question": "", "prompt": "hello"}], "--adapter", "question", expect=1)
+    assert "no row of the 1 is a sample" in refused.stderr
+    told = mill.enqueue(rows)
+    assert "already queued 0, queued 3" in told.stdout
+    mill.worker()
+    mill.wait_recorded(3)
+    balanced(mill, accepted=3, refused=1)
+
+
 def test_what_is_sent_beside_the_prompt(mill: Mill, model_server: ModelServerFactory) -> None:
     """Template options, extra fields, a system prompt and the model's name reach the server and the record."""
     server = model_server(model="other-model")
@@ -57,9 +74,9 @@ def test_what_is_sent_beside_the_prompt(mill: Mill, model_server: ModelServerFac
 def test_settings_that_cannot_be_used(mill: Mill) -> None:
     """A wrong value is named with its variable or option in one sentence and exit code 2, before anything is made."""
     for options, word in (
-        (("--temperature", "-1"), "TEMPERATURE"),
-        (("--top-p", "nan"), "TOP_P"),
-        (("--max-tokens", "0"), "MAX_TOKENS"),
+        (("--temperature", "-1"), "--temperature cannot be used: "),
+        (("--top-p", "nan"), "--top-p cannot be used: "),
+        (("--max-tokens", "0"), "--max-tokens cannot be used: input should be greater than or equal to 1."),
         (("--chat-template-kwargs", "[1]"), "--chat-template-kwargs"),
         (("--extra-body", "{"), "--extra-body"),
         (("--adapter", "no-such"), "no-such"),
@@ -67,6 +84,9 @@ def test_settings_that_cannot_be_used(mill: Mill) -> None:
         told = mill.enqueue(["x"], *options, expect=2)
         assert word in told.stderr, told.stderr
         assert told.stderr.strip().count("\n") == 0, told.stderr
+    mill.env["MILL_MAX_TOKENS"] = "0"
+    assert "MILL_MAX_TOKENS cannot be used" in mill.enqueue(["x"], "--top-p", "0.9", expect=2).stderr
+    del mill.env["MILL_MAX_TOKENS"]
     mill.env["MILL_MAX_PENDING"] = "many"
     assert "MILL_MAX_PENDING" in mill.enqueue(["x"], expect=2).stderr
     assert not mill.prepared.exists()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import redis
 
 from tests.chaos.crew import Seat
+from tests.chaos.damage import TAILS, as_writer
 from tests.chaos.inputs import Input
 from tests.chaos.plan import Fault, Step
 from tests.chaos.world import LEASE_S, Flights, ModelHost, World
@@ -248,68 +246,25 @@ def _fill_redis(world: World, _step: Step) -> Begun:
 # Files
 
 
-@contextlib.contextmanager
-def _as_writer(folder: Path) -> Iterator[None]:
-    """Hold a dataset folder's lock as a worker does that is about to die in a write."""
-    with (folder / ".lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Skipped("somebody holds the folder's lock") from None
-        yield
-
-
 def _damage_tail(world: World, step: Step) -> Begun:
     """Kill a worker and leave behind what it may have left in the file of accepted records."""
     dataset = world.inputs[step.choose(len(world.inputs))].dataset
     path = world.mill.out(dataset)
     if not path.exists() or path.stat().st_size < 10_000:
         raise Skipped("there are too few records")
-    with _as_writer(path.parent):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(as_writer(path.parent))
+        except BlockingIOError:
+            raise Skipped("somebody holds the folder's lock") from None
         if not path.read_bytes().endswith(b"\n"):
             raise Skipped("the tail is damaged already")
         killed = _kill_worker(world, step)
         if step.fault is Fault.CUT_TAIL:
             last = json.loads(path.read_bytes().split(b"\n")[-2])
             world.may_repeat("cut record", Flights([last["messages"][-1]["content"]]))
-        words = _TAILS[step.fault](path, step)
+        words = TAILS[step.fault](path, step)
     return Begun(f"{words} of {dataset}; killed {killed.words}", killed.end)
-
-
-def _tear(path: Path, step: Step) -> str:
-    line = path.read_bytes().split(b"\n")[-2].replace(b'"id":"', b'"id":"torn-')
-    return _append(path, line[: 1 + int(step.dice * (len(line) - 2))])
-
-
-def _nul(path: Path, step: Step) -> str:
-    return _append(path, bytes(1 + int(step.dice * 9000)))
-
-
-def _append(path: Path, data: bytes) -> str:
-    with path.open("ab") as file, contextlib.suppress(OSError):  # a full disk takes what it takes
-        file.write(data)
-        file.flush()
-    return f"{len(data)} bytes at the end"
-
-
-def _cut(path: Path, _step: Step) -> str:
-    data = path.read_bytes()
-    last = len(data) - data.rstrip(b"\n").rfind(b"\n")
-    os.truncate(path, len(data) - last // 2)
-    return f"{last // 2} bytes less"
-
-
-def _unend(path: Path, _step: Step) -> str:
-    os.truncate(path, path.stat().st_size - 1)
-    return "no newline at the end"
-
-
-_TAILS: Mapping[Fault, Callable[[Path, Step], str]] = {
-    Fault.TEAR_TAIL: _tear,
-    Fault.NUL_TAIL: _nul,
-    Fault.CUT_TAIL: _cut,
-    Fault.UNEND_TAIL: _unend,
-}
 
 
 def _delete_index(world: World, step: Step) -> Begun:
@@ -350,5 +305,5 @@ _ACTIONS: Mapping[Fault, Callable[[World, Step], Begun]] = {
     Fault.FILL_REDIS: _fill_redis,
     Fault.DELETE_INDEX: _delete_index,
     Fault.FILL_DISK: _fill_disk,
-    **dict.fromkeys(_TAILS, _damage_tail),
+    **dict.fromkeys(TAILS, _damage_tail),
 }

@@ -80,6 +80,31 @@ def test_a_full_disk_holds_the_work_and_loses_nothing(mill: Mill, model_server: 
             process.close()
 
 
+def test_sigterm_ends_a_worker_whose_disk_is_full(mill: Mill, model_server: ModelServerFactory) -> None:
+    """A worker that holds records for a full disk gives their tickets back when its drain is over, and ends."""
+    model_server(latency_s=0.2)
+    mill.prepared.mkdir()
+    with mounted(mill.prepared, "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "tmpfs") as done:
+        if not done:
+            pytest.skip("a small disk can only be mounted as root, in a container that allows it")
+        rows = prompts(60)
+        mill.enqueue(rows)
+        worker = mill.worker(concurrency=4, drain_s=1)
+        mill.wait_recorded(8)
+        ballast = _fill_up(mill.prepared)
+        worker.wait_for_output("No new request is sent")
+        assert worker.stop() == 0
+        ballast.unlink()
+        counts = mill.counts()
+        assert (counts["in_flight"], counts["missing"]) == (0, 0)
+        mill.worker(concurrency=4)
+        mill.wait_recorded(len(rows))
+        mill.wait_idle()
+        assert_balanced(mill, rows)
+        for process in mill._processes:
+            process.close()
+
+
 def test_a_worker_refuses_a_disk_that_is_nearly_full(mill: Mill, model_server: ModelServerFactory) -> None:
     """With less than 64 MiB free, enqueue and worker end with one sentence before any request."""
     server = model_server()

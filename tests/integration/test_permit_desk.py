@@ -61,7 +61,7 @@ class Office:
 
     def clear(self) -> None:
         """Forget everything."""
-        self.client.delete(self.keys.permits(ENDPOINT), self.keys.limit(ENDPOINT))
+        self.client.delete(self.keys.permits(ENDPOINT))
 
 
 @pytest.fixture
@@ -136,22 +136,12 @@ def test_an_expired_block_comes_free(office: Office) -> None:
     assert set(office.entries()) == {"b"}
 
 
-def test_a_bound_set_by_hand_wins(office: Office) -> None:
-    """The limit in Redis overrides the workers' own bound, upwards and downwards, from the next renewal on."""
+def test_a_worker_with_another_bound_keeps_to_its_own(office: Office) -> None:
+    """Workers that were started with another bound grow or shrink to it, from their next renewal on."""
     office.lease("a", in_use=0, wanted=50, bound=10)
-    office.client.set(office.keys.limit(ENDPOINT), "30")
-    assert office.lease("a", in_use=10, wanted=50, bound=10) == Block(30, 30, 0)
-    office.client.set(office.keys.limit(ENDPOINT), "3")
-    assert office.lease("a", in_use=12, wanted=50, bound=10) == Block(12, 3, 0)
-    assert office.lease("a", in_use=1, wanted=50, bound=10) == Block(3, 3, 0)
-    office.client.delete(office.keys.limit(ENDPOINT))
-    assert office.lease("a", in_use=3, wanted=50, bound=10) == Block(10, 10, 0)
-
-
-def test_a_limit_that_is_no_number_is_passed_over(office: Office) -> None:
-    """Rubbish in the limit's key leaves the workers' own bound in force."""
-    office.client.set(office.keys.limit(ENDPOINT), "many")
-    assert office.lease("a", in_use=0, wanted=50, bound=10) == Block(10, 10, 0)
+    assert office.lease("a", in_use=10, wanted=50, bound=30) == Block(30, 30, 0)
+    assert office.lease("a", in_use=12, wanted=50, bound=3) == Block(12, 3, 0)
+    assert office.lease("a", in_use=1, wanted=50, bound=3) == Block(3, 3, 0)
 
 
 def test_an_owner_that_redis_forgot_does_not_grow_at_once(office: Office) -> None:
@@ -205,7 +195,7 @@ def test_the_bound_is_shared_fairly(office: Office, wants: list[int], bound: int
 
 
 class _Workers(RuleBasedStateMachine):
-    """Workers that lease, call, die, are forgotten for a while, and a bound that changes by hand."""
+    """Workers that lease, call, die, and are started with another bound."""
 
     office: Office
     owners = ("a", "b", "c", "d")
@@ -214,7 +204,6 @@ class _Workers(RuleBasedStateMachine):
         super().__init__()
         self.office.clear()
         self.bound = 8
-        self.limit: int | None = None
         self.in_use: dict[str, int] = {}
         self.share: dict[str, int] = {}
 
@@ -232,7 +221,7 @@ class _Workers(RuleBasedStateMachine):
         assert now.get(owner, 0) == block.held
         assert block.held >= in_use
         assert block.held <= max(in_use, in_use + more)
-        assert block.bound == (self.bound if self.limit is None else self.limit)
+        assert block.bound == self.bound
         assert block.others == sum(now.values()) - block.held
         # A lowered bound cannot take running calls away; but nothing grows above it.
         assert sum(now.values()) <= max(block.bound, before)
@@ -261,16 +250,11 @@ class _Workers(RuleBasedStateMachine):
         if owner not in self.share and owner in self.office.entries():
             self.office.let_expire(owner)
 
-    @precondition(lambda self: self.changes_limit)
-    @rule(limit=st.none() | st.integers(1, 16))
-    def set_limit(self, limit: int | None) -> None:
-        """Set the bound by hand, or take that back."""
-        self.limit = limit
-        key = self.office.keys.limit(ENDPOINT)
-        if limit is None:
-            self.office.client.delete(key)
-        else:
-            self.office.client.set(key, limit)
+    @precondition(lambda self: self.changes_bound)
+    @rule(bound=st.integers(1, 16))
+    def change_bound(self, bound: int) -> None:
+        """Give the workers another bound."""
+        self.bound = bound
 
     @invariant()
     def running_calls_are_covered(self) -> None:
@@ -278,13 +262,13 @@ class _Workers(RuleBasedStateMachine):
         held = self.office.held()
         assert all(used <= held.get(owner, 0) for owner, used in self.in_use.items())
 
-    changes_limit = True
+    changes_bound = True
 
 
 class _WorkersOfOneBound(_Workers):
     """The same under a bound that stays as it is."""
 
-    changes_limit = False
+    changes_bound = False
 
     @invariant()
     def the_bound_is_kept(self) -> None:
@@ -300,6 +284,6 @@ def test_the_bound_is_never_exceeded(office: Office) -> None:
 
 
 def test_a_changed_bound_takes_effect_without_harm(office: Office) -> None:
-    """While the bound is changed by hand nothing grows above it and no running call loses its permit."""
+    """While the bound changes nothing grows above it and no running call loses its permit."""
     machine = type("Machine", (_Workers,), {"office": office})
     run_state_machine_as_test(machine, settings=_REAL_SERVER)

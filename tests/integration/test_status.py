@@ -144,13 +144,13 @@ def test_a_refusing_server_is_shown_without_its_login(queue: Queue, ledger: Ledg
     """A paused endpoint stalls the run, is named with its reason, and ends status with 1."""
     enqueue(queue, ledger, 5)
     name = set_endpoint(queue, "http://user:secret@h:1/v1", "paused", "401: invalid api key\x1b[31m")
-    queue.client.set(queue.keys.limit(name), 16)
-    queue.beat("w1", {**BEAT, "in_flight": {name: 3}}, ttl_s=60)
+    queue.beat("w1", {**BEAT, "in_flight": {name: 3}, "bound": {name: 16}}, ttl_s=60)
     snapshot = take_snapshot(queue, tmp_path)
     assert snapshot.totals.state is State.STALLED
     endpoint = snapshot.endpoints[0]
-    assert (endpoint.url, endpoint.in_flight, endpoint.limit) == ("http://h:1/v1", 3, 16)
+    assert (endpoint.url, endpoint.in_flight, endpoint.bound) == ("http://h:1/v1", 3, 16)
     shown = status.as_text(snapshot, width=400)
+    assert "http://h:1/v1 paused (3 of 16 in flight)" in shown
     assert "The model server refuses every request since" in shown
     assert "401: invalid api key" in shown
     assert "\x1b" not in shown

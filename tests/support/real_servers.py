@@ -110,7 +110,7 @@ def llama_server(folder: Path, *, slots: int = 4) -> RealServer:
 
 def make_tiny_model(folder: Path) -> Path:
     """Return a folder with the chat model of `tests.support.tiny_model`."""
-    _need(_TRANSFORMERS_PACKAGES, "pip install 'promptmill[tokenizer,torch,serve]'")
+    _need(_TRANSFORMERS_PACKAGES, "pip install 'promptmill[torch,serve]'")
     model = folder / "tiny"
     command = [sys.executable, "-m", "tests.support.tiny_model", str(model)]
     made = run_command(command, env=_OFFLINE, cwd=PROJECT_ROOT, timeout_s=_TINY_MODEL_S)
@@ -120,7 +120,7 @@ def make_tiny_model(folder: Path) -> Path:
 
 def transformers_server(model: Path, folder: Path, *options: str) -> RealServer:
     """Return `transformers serve` for a local model on the CPU; it is not started yet."""
-    _need(_TRANSFORMERS_PACKAGES, "pip install 'promptmill[tokenizer,torch,serve]'")
+    _need(_TRANSFORMERS_PACKAGES, "pip install 'promptmill[torch,serve]'")
     script = Path(sys.executable).with_name("transformers")
     command = [str(script), "serve", str(model), "--host", "127.0.0.1", "--device", "cpu", *options]
     return RealServer(command, name="transformers-serve", folder=folder, start_s=_TRANSFORMERS_START_S, env=_OFFLINE)

@@ -132,6 +132,11 @@ class RedisServer:
                 return False
 
 
+def absent_redis() -> redis.Redis:
+    """Return a client of a server that is not there; every command fails at once."""
+    return redis.Redis(host="127.0.0.1", port=free_port(), retry=_no_retry())
+
+
 def _no_retry() -> Retry:
     """Return what keeps redis-py from asking a dead server again for seconds."""
     return Retry(NoBackoff(), 0)

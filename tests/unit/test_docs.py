@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import enum
 import re
 import shlex
@@ -137,6 +138,34 @@ def test_shown_commands_exist(path: Path) -> None:
 
 
 @page
+def test_shown_make_targets_exist(path: Path) -> None:
+    """Every `make TARGET` in a page names a target of the Makefile."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    text = path.read_text(encoding="utf-8")
+    shown = re.findall(r"(?:^ *|`)make ((?:[a-z-]+ ?)+)", text, re.MULTILINE)
+    assert {target for line in shown for target in line.split()} <= targets
+
+
+def test_the_figures_name_real_benchmarks() -> None:
+    """Every benchmark in the README's table of figures can be run by that name."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Figures")[2].partition("\n## ")[0]
+    assert names_in(text)
+    for name in names_in(text):
+        assert (ROOT / "benchmarks" / f"{name}.py").exists(), name
+
+
+@pytest.mark.parametrize("heading", ["Settings and commands", "Redis", "Inputs", "The disk", "Local services"])
+def test_explained_messages_are_said(heading: str) -> None:
+    """Each message in the tables of trouble has its longest piece of fixed text from the code."""
+    said = "\n".join(said_by_the_code())
+    for line in section("troubleshooting.md", heading).splitlines():
+        cell = line.strip("|").split(" | ")[0] if line.startswith("| ") else ""
+        for message in re.findall(r"`([^`]+)`", cell):
+            pieces = re.split(r"\.\.\.|\b(?:[A-Z]|URL)\b|[^\w\s/_-]|\d+", message)
+            assert max((piece.strip() for piece in pieces), key=len) in said, message
+
+
+@page
 def test_variables_exist(path: Path) -> None:
     """No page mentions a MILL_ variable that is no setting."""
     known = {settings.ENV_PREFIX + name.upper() for group in settings.GROUPS for name in group.model_fields}
@@ -180,6 +209,15 @@ def command_lines(text: str) -> Iterator[str]:
             if found := re.match(r"\s*(?:\$ )?(producer(?: .*)?)$", line):
                 yield found.group(1)
     yield from re.findall(r"`(producer [^`\n]+)`", text)
+
+
+def said_by_the_code() -> Iterator[str]:
+    """Yield every piece of text in the packages; an f-string gives one for each part between its values."""
+    for package in ("app", "workers", "producer"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value.replace("`", "")  # quotes inside a quoted message would end it
 
 
 def anchors(text: str) -> set[str]:

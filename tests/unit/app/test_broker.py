@@ -259,14 +259,14 @@ def test_a_server_that_evicts_is_refused(new_redis: RedisFactory) -> None:
 
 
 def test_a_full_server_is_told(new_redis: RedisFactory) -> None:
-    """A server whose memory is full is told as that, with both ways on."""
+    """A server whose memory is full is told as that, and what to do."""
     url = broker.parse(new_redis(maxmemory="1").url)
     with _connected(url) as client, pytest.raises(redis.exceptions.OutOfMemoryError) as caught:
         client.set("key", "value")
     error = broker.translate(caught.value, url)
     assert isinstance(error, BrokerFullError)
     assert "is full" in str(error)
-    assert "MILL_MAX_PENDING" in str(error)
+    assert "give it more memory" in str(error)
 
 
 @pytest.mark.parametrize(

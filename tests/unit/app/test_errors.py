@@ -37,7 +37,7 @@ def test_exit_codes() -> None:
     assert (errors.EXIT_OK, errors.EXIT_INCOMPLETE, errors.EXIT_USAGE, errors.EXIT_INTERRUPTED) == (0, 1, 2, 130)
     for cls in (errors.UsageError, errors.SettingError, errors.SourceError, errors.ManifestMismatchError):
         assert cls("why").exit_code == 2
-    for cls in (errors.BrokerFullError, errors.DiskFullError, errors.ServerError, errors.IncompleteError):
+    for cls in (errors.BrokerFullError, errors.DiskFullError, errors.IncompleteError):
         assert cls("why").exit_code == 1
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from app import manifest, settings
 from app.errors import DiskFullError, ManifestMismatchError, StoreError, UnwritableError
-from app.ledger import Ledger
+from app.ledger import Ledger, Pen
 from app.manifest import SourceEntry
 from app.places import DatasetFolder
+from app.records import Kind
 from app.settings import GenerationSettings
 from tests.support.folders import largest_file, without_rights
 
@@ -31,6 +32,10 @@ def _wanted(**values: Any) -> GenerationSettings:
 
 def _fix(ledger: Ledger, wanted: GenerationSettings, *, new: bool = False, copies: int = 1) -> manifest.SettingsEntry:
     return manifest.fix_settings(ledger, "d", wanted, {"samples_per_prompt": copies}, new=new)
+
+
+def _take_a_sample(ledger: Ledger) -> None:
+    ledger.commit([Pen(Kind.PENDING, "s", b'{"id": "s"}\n')])
 
 
 def _source(name: str, at: float = 10.0, **values: Any) -> SourceEntry:
@@ -71,6 +76,7 @@ def test_the_same_settings_change_nothing(ledger: Ledger) -> None:
 def test_other_settings_are_refused_by_name(ledger: Ledger) -> None:
     """Other settings are refused with each differing field, its old and its new value, and nothing is written."""
     _fix(ledger, _wanted(temperature=0.5, top_p=0.9))
+    _take_a_sample(ledger)
     before = ledger.folder.manifest.read_bytes()
     with pytest.raises(ManifestMismatchError) as caught:
         _fix(ledger, _wanted(temperature=0.7), copies=3)
@@ -86,11 +92,25 @@ def test_other_settings_are_refused_by_name(ledger: Ledger) -> None:
 def test_new_settings_are_the_explicit_way_on(ledger: Ledger) -> None:
     """With --new-settings both sets are kept, the newer one is current, and going on with it needs no flag."""
     first = _fix(ledger, _wanted(temperature=0.5))
+    _take_a_sample(ledger)
     second = _fix(ledger, _wanted(temperature=0.7), new=True)
     read = manifest.read(ledger)
     assert read is not None
     assert (read.settings, read.current) == ([first, second], second)
     assert _fix(ledger, _wanted(temperature=0.7)) == second
+    with pytest.raises(ManifestMismatchError, match=r"temperature: 0\.7 -> 0\.5"):
+        _fix(ledger, _wanted(temperature=0.5))
+
+
+def test_settings_that_no_sample_has_bind_nobody(ledger: Ledger) -> None:
+    """Until the dataset has a sample other settings are simply taken; refused rows are none."""
+    _fix(ledger, _wanted(temperature=0.5))
+    ledger.commit([Pen(Kind.REFUSED, "!r", b'{"id": "!r"}\n', reason="empty_prompt")])
+    second = _fix(ledger, _wanted(temperature=0.7))
+    read = manifest.read(ledger)
+    assert read is not None
+    assert read.current == second
+    _take_a_sample(ledger)
     with pytest.raises(ManifestMismatchError, match=r"temperature: 0\.7 -> 0\.5"):
         _fix(ledger, _wanted(temperature=0.5))
 

@@ -15,18 +15,21 @@ from app import manifest
 from app.errors import UsageError
 from app.index import Tally, Totals
 from app.ledger import Ledger, Pen
-from app.places import dataset_folder
+from app.places import Keys, dataset_folder
 from app.progress import read_totals, scan_totals, take_snapshot, write_progress
-from app.queue import Waiting
+from app.queue import Queue, Waiting
 from app.reckoning import Findings, Scene, combine, count, dataset_part, measure
 from app.records import Kind
 from app.settings import GenerationSettings
 from app.snapshot import Counts, Endpoint, Rate, State
 from app.surroundings import clock_time, find_obstacle
 from tests.support.jsonl_check import parse_strict
+from tests.support.redis_server import absent_redis
 
 NOW = 1_700_000_000.0
 WORKER = {"owner": "w1", "node": "w1@host", "state": "running", "slots": 8, "busy": 5}
+ABSENT = Queue(absent_redis(), Keys("x:"))
+"""The queue of a Redis that does not answer."""
 
 small = st.integers(0, 50)
 
@@ -253,7 +256,7 @@ def line(value: object) -> bytes:
 def test_files_alone_tell_what_is_recorded(tmp_path: Path) -> None:
     """Without Redis, the datasets are found by their manifests under their true names."""
     fill(tmp_path).close()
-    snapshot = take_snapshot(None, tmp_path)
+    snapshot = take_snapshot(ABSENT, tmp_path)
     part = snapshot.datasets["Ünï/set"]
     assert (part.counts.accepted, part.counts.left, part.counts.queued) == (3, 2, None)
     assert part.completion_tokens.total == 30
@@ -266,7 +269,7 @@ def test_a_record_that_a_killed_worker_did_not_index_counts(tmp_path: Path) -> N
     with fill(tmp_path) as ledger:
         with ledger.folder.lines(Kind.ACCEPTED).open("ab") as file:
             file.write(line({"id": "s3"}) + b'{"id": "s4", "mess')
-        part = take_snapshot(None, tmp_path).datasets["Ünï/set"]
+        part = take_snapshot(ABSENT, tmp_path).datasets["Ünï/set"]
     assert (part.counts.accepted, part.counts.left) == (4, 1)
     assert any("was torn" in note for note in part.notes)
 
@@ -298,7 +301,7 @@ def test_progress_files_are_whole_and_strict(tmp_path: Path) -> None:
     """progress.json is the dataset's snapshot, progress.jsonl gains one line each time, after a torn one is cut."""
     with fill(tmp_path) as ledger:
         fill(tmp_path, "other").close()
-        snapshot = take_snapshot(None, tmp_path)
+        snapshot = take_snapshot(ABSENT, tmp_path)
         write_progress(ledger, snapshot)
         with ledger.folder.progress_log.open("ab") as file:
             file.write(b'{"schema": 1, "at": 17')
@@ -316,7 +319,7 @@ def test_a_copied_folder_is_not_counted_twice(tmp_path: Path) -> None:
     """A folder whose manifest names another dataset is left out, with a note."""
     fill(tmp_path, "a").close()
     (tmp_path / "a").rename(tmp_path / "b")
-    snapshot = take_snapshot(None, tmp_path)
+    snapshot = take_snapshot(ABSENT, tmp_path)
     assert snapshot.datasets == {}
     assert any("copy of the dataset 'a'" in note for note in snapshot.totals.notes)
 
@@ -325,5 +328,5 @@ def test_an_unknown_dataset_is_wrong_usage(tmp_path: Path) -> None:
     """The message names those that exist, and no folder is made."""
     fill(tmp_path, "a").close()
     with pytest.raises(UsageError, match=r"no dataset 'x' in .*known are: a"):
-        take_snapshot(None, tmp_path, ["x"])
+        take_snapshot(ABSENT, tmp_path, ["x"])
     assert [path.name for path in tmp_path.iterdir()] == ["a"]

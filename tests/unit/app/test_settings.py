@@ -36,7 +36,7 @@ def _refusal(group: type[settings.BrokerSettings | GenerationSettings | ServerSe
 def test_defaults() -> None:
     """Without any setting the documented defaults hold."""
     server, worker = settings.load(ServerSettings), settings.load(WorkerSettings)
-    assert (server.model_urls, server.protocol, server.max_in_flight) == ((), "auto", 128)
+    assert (server.model_urls, server.max_in_flight) == ((), 128)
     assert (server.request_timeout_s, server.connect_timeout_s) == (1800, 30)
     assert (worker.max_attempts, worker.drain_s, worker.lease_s) == (4, 30, 90)
     assert settings.load(QueueSettings).max_pending == 100_000
@@ -138,7 +138,6 @@ def test_json_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         (ServerSettings, "MILL_MAX_IN_FLIGHT", "0", "greater than or equal to 1"),
         (ServerSettings, "MILL_REQUEST_TIMEOUT_S", "-1", "greater than 0"),
         (ServerSettings, "MILL_REQUEST_TIMEOUT_S", "inf", "finite"),
-        (ServerSettings, "MILL_PROTOCOL", "grpc", "'auto'"),
         (ServerSettings, "MILL_MODEL_URLS", "gpu-1:8000", "http://127.0.0.1:8000/v1"),
         (ServerSettings, "MILL_MODEL_URLS", "http://a,ftp://b", "'ftp://b'"),
         (ServerSettings, "MILL_MODEL_URLS", "http:///v1", "http://127.0.0.1:8000/v1"),
@@ -285,3 +284,32 @@ def test_unknown_entries_of_files_are_told(tmp_path: Path, monkeypatch: pytest.M
         f"max_inflight in promptmill.toml {useless} MILL_MAX_IN_FLIGHT?",
         f"MILL_MODEL_URL in .env {useless} MILL_MODEL_URLS?",
     ]
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r", "sk-secret\n", "sk-s\u0435cret", "sk-secret\x00"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    """A key with a line break of a file, or other letters than ASCII, is refused by name and never shown."""
+    with pytest.raises(SettingError, match="MILL_API_KEY cannot be used: it holds characters") as caught:
+        settings.load(settings.ServerSettings, api_key=key)
+    assert "sk-" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_server_that_is_named_twice_is_one() -> None:
+    """The same server in two spellings does not get twice as many requests."""
+    urls = settings.load(settings.ServerSettings, model_urls="http://a:1, http://a:1/v1/,http://b:1").model_urls
+    assert urls == ("http://a:1", "http://b:1")
+
+
+@pytest.mark.parametrize("url", ["http://[::1:8000/v1", "http://a:port", "http://me:pa/ss@host:8000", "http://a:99999"])
+def test_a_server_whose_host_cannot_be_read_is_refused(url: str) -> None:
+    """A URL that would fail later, or show a piece of its password, is refused with what to do, and not quoted."""
+    with pytest.raises(SettingError, match="host or port cannot be read; percent-encode") as caught:
+        settings.load(settings.ServerSettings, model_urls=url)
+    assert "ss@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["model", "messages", "tools", "stream", "stream_options", "n"])
+def test_request_fields_of_our_own_are_refused(field: str) -> None:
+    """An extra request field that promptmill fills itself, or could not read the answer to, is refused by name."""
+    with pytest.raises(SettingError, match=f"MILL_EXTRA_BODY cannot be used: {field} cannot be set there"):
+        settings.load(settings.GenerationSettings, extra_body={field: 1, "top_a": 2})

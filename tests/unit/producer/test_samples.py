@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import random
@@ -12,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.errors import DiskFullError, SourceError, UsageError
-from app.records import Sample, sample_id
+from app.records import sample_id
 from producer.adapters.registry import choose
 from producer.formats.rows import Row, json_row
-from producer.refusals import Reason, Refusal
-from producer.samples import MAX_CONFLICTS, Batch, Pass, to_samples
+from producer.refusals import Reason
+from producer.samples import MAX_CONFLICTS, Batch, Pass
 from producer.seen import Before, Meeting, Seen
 from producer.sources import RowSource, open_source
 
@@ -292,9 +293,11 @@ def test_every_row_is_accounted_for(rows: list[object]) -> None:
 
 def test_limit_bounds_the_rows_read() -> None:
     """A limit counts rows, refused ones too."""
-    whole, made = run([{"prompt": "a"}, b"{", {"prompt": "b"}, {"prompt": "c"}], limit=3)
+    rows = source_of([{"prompt": "a"}, b"{", {"prompt": "b"}, {"prompt": "c"}])
+    made = Pass(dataclasses.replace(rows, limit=3), adapter=AUTO)
+    samples = [sample for batch in made.batches() for sample in batch.samples]
 
-    assert (made.read, made.refused, len(whole.samples)) == (3, 1, 2)
+    assert (made.read, made.refused, len(samples)) == (3, 1, 2)
 
 
 def test_a_source_without_rows_has_no_batches() -> None:
@@ -307,7 +310,9 @@ def test_a_source_without_rows_has_no_batches() -> None:
 def test_a_source_of_unknown_shape_is_refused_at_its_first_batch() -> None:
     """When no row of the first batch has a known column, the error lists the columns there are."""
     with pytest.raises(UsageError, match=r"their columns are id, frage"):
-        run([b"{torn", {"id": 1, "frage": "x"}, {"id": 2, "frage": "y"}])
+        Pass(source_of([b"{torn", {"id": 1, "frage": "x"}, {"id": 2, "frage": "y"}]), adapter=AUTO).batches()
+    with pytest.raises(UsageError, match="--adapter messages reads"):
+        Pass(source_of([{"prompt": "x"}]), adapter=choose("messages")).batches()
     whole, _ = run([{"id": 1, "frage": "x"}, {"prompt": "y"}])
     assert [row.reason for row in whole.refused] == ["missing_field"]
     whole, _ = run([{"id": 1, "messages": None}])
@@ -341,20 +346,11 @@ def test_huge_rows_make_small_batches(tmp_path: pathlib.Path) -> None:
     assert [batch.read for batch in made.batches()] == [2, 2, 1]
 
 
-def test_one_row_alone() -> None:
-    """A single row can be turned into samples without a pass."""
-    made = to_samples(json_row(b'{"prompt":"a"}', number=9), adapter=AUTO, samples_per_prompt=2)
-    refused = to_samples(json_row(b"[]", number=9), adapter=AUTO)
-
-    assert isinstance(made, list)
-    assert [(sample.source.row, isinstance(sample, Sample)) for sample in made] == [(9, True), (9, True)]
-    assert isinstance(refused, Refusal)
-    assert refused.reason == Reason.NOT_AN_OBJECT
-
-
 def test_a_row_needs_a_value_or_a_problem() -> None:
     """A row with neither is refused rather than lost."""
-    assert isinstance(to_samples(Row(number=1), adapter=AUTO), Refusal)
+    made = Pass(RowSource("test", lambda: iter([Row(number=1)])), adapter=AUTO)
+    (batch,) = made.batches()
+    assert [(row.row, row.reason) for row in batch.refused] == [(1, "not_json")]
 
 
 def test_seen_tells_what_was_met() -> None:

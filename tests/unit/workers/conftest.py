@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from app import broker as brokers
+from app import manifest, settings
 from app.ledger import Ledger
 from app.places import DatasetFolder, Keys, dataset_folder
 from app.queue import Queue
@@ -34,8 +35,11 @@ def prepared(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(prepared: Path) -> DatasetFolder:
-    """Return the dataset's folder, which does not exist yet."""
-    return dataset_folder(prepared, DATASET)
+    """Return the dataset's folder as enqueue leaves it: a manifest, and no record yet."""
+    made = dataset_folder(prepared, DATASET)
+    with Ledger.open(made) as opened:
+        manifest.fix_settings(opened, DATASET, settings.load(settings.GenerationSettings), {}, new=False)
+    return made
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from celery import Celery
 
 import app as ground_floor
 from app import celery as mill_celery
-from app.errors import BrokerUnreachableError, DiskFullError, SettingError, UnwritableError, UsageError
+from app.errors import BrokerUnreachableError, DiskFullError, SettingError, StoreError, UnwritableError, UsageError
 from app.places import DatasetFolder
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket
@@ -45,8 +46,11 @@ Build = Callable[..., Mill]
 
 
 @pytest.fixture
-def build(celery: Celery, monkeypatch: pytest.MonkeyPatch, mill_env: dict[str, str]) -> Iterator[Build]:
+def build(
+    celery: Celery, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch, mill_env: dict[str, str]
+) -> Iterator[Build]:
     """Build mills, with variables of the test's own; they are ended after it."""
+    assert folder.manifest.exists()
     made: list[Mill] = []
 
     def make(*, start: bool = True, **variables: str) -> Mill:
@@ -100,12 +104,15 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_request(
 ) -> None:
     """A dataset with work whose folder cannot be used stops the worker at its start; one without work does not."""
     server = model_server()
-    folder.path.parent.mkdir()
-    folder.path.write_text("in the way")
+    folder.torn.mkdir()
     build(start=False)
     _put(list_, "a")
-    with pytest.raises(UnwritableError, match=str(folder.path)):
+    with pytest.raises(UnwritableError, match=str(folder.torn)):
         build(start=False)
+    shutil.rmtree(folder.path)
+    with pytest.raises(StoreError, match=r"has no manifest\.json; set this worker's MILL_PREPARED_DIR"):
+        build(start=False)
+    assert not folder.path.exists()
     assert server.stats["paths"] == {}
 
 

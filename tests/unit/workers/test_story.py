@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 
 from app import jsonl, manifest, settings
-from app.errors import SettingError
 from app.ledger import Ledger
 from app.places import DatasetFolder, Keys
 from app.queue import Queue
@@ -93,8 +93,11 @@ def client() -> FakeClient:
 
 
 @pytest.fixture
-def stage(books: Queue, prepared: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(
+    books: Queue, prepared: Path, folder: DatasetFolder, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Stage]:
     """Return a stage whose waits are short."""
+    assert folder.manifest.exists()
     monkeypatch.setattr(module, "_RETRY_S", 0.05)
     monkeypatch.setattr(module, "_PAUSED_S", 0.01)
     made = Stage(books, prepared, client)
@@ -300,7 +303,7 @@ def test_settings_come_from_the_manifest_where_redis_has_none(
 ) -> None:
     """After a wipe of Redis the settings that a sample was enqueued with are found in the folder."""
     generation = settings.generation_from_content({"model": "from-manifest", "max_tokens": 5})
-    fingerprint = manifest.fix_settings(ledger, DATASET, generation, {}, new=False).fingerprint
+    fingerprint = manifest.fix_settings(ledger, DATASET, generation, {}, new=True).fingerprint
     _put(books, "a", "b", settings=fingerprint)
     stage.generate()
     stage.generate(Ticket(DATASET, "b"))
@@ -316,13 +319,15 @@ def test_settings_that_nobody_knows(stage: Stage, books: Queue, caplog: pytest.L
     assert "the settings 0000000000000000 of sample a are not known; run producer enqueue again" in caplog.text
 
 
-def test_settings_of_another_version_let_go_of_the_sample(stage: Stage, books: Queue) -> None:
-    """Settings that this version cannot read fail the task in one sentence, and another worker may have the sample."""
+def test_settings_of_another_version_pause_the_dataset(stage: Stage, books: Queue) -> None:
+    """Settings that this version cannot read pause their dataset in one sentence, and cost the sample nothing."""
     books.register(DATASET, "e" * 16, {"max_tokens": "many"})
     _put(books, "a", settings="e" * 16)
     _live(books)
-    with pytest.raises(SettingError, match="do not fit this version"):
+    with pytest.raises(HandedBack):
         stage.generate()
+    assert "do not fit this version" in str(books.pause_reason(DATASET))
+    books.resume(DATASET)
     assert _is_free(books)
 
 
@@ -340,29 +345,45 @@ def test_a_bug_lets_go_of_the_sample(stage: Stage, books: Queue, client: FakeCli
     assert _is_free(books)
 
 
-def test_a_folder_that_cannot_be_opened_is_waited_for(
-    stage: Stage, books: Queue, prepared: Path, folder: DatasetFolder
+def test_a_bug_that_comes_back_pauses_the_dataset(
+    stage: Stage, books: Queue, client: FakeClient, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The third unexpected error of a sample is no chance: its dataset waits for a person, and nothing is lost."""
+    client.script = [KeyError("oops")] * 4
+    _put(books, "a")
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            stage.generate()
+    assert books.pause_reason(DATASET) is None
+    with pytest.raises(HandedBack):
+        stage.generate()
+    assert "sample a ended in an unexpected error 3 times: KeyError('oops')" in str(books.pause_reason(DATASET))
+    assert "Traceback" in caplog.text
+    books.resume(DATASET)
+    with pytest.raises(KeyError):
+        stage.generate()
+    assert _waits(books)
+
+
+def test_a_folder_that_cannot_be_opened_is_waited_for(stage: Stage, books: Queue, folder: DatasetFolder) -> None:
     """While the folder cannot be used no call is made and the reason is told; then the work goes on by itself."""
-    prepared.mkdir()
+    aside = folder.path.rename(folder.path.with_name("aside"))
     folder.path.write_text("in the way")
     _put(books, "a")
     slot = stage.start()
     wait_until(lambda: stage.said)
-    assert f"{folder.path} cannot be used" in str(stage.said[0])
+    assert f"{folder.path} is not the folder of the dataset 'd'" in str(stage.said[0])
     assert not stage.client.requests
     folder.path.unlink()
+    aside.rename(folder.path)
     slot.result(_WAIT_S)
     assert _lines(folder) == 1
     assert [stage.said[0] is not None, *stage.said[1:]] == [True, None]
 
 
-def test_a_worker_that_ends_while_it_waits_for_the_disk(
-    stage: Stage, books: Queue, prepared: Path, folder: DatasetFolder
-) -> None:
+def test_a_worker_that_ends_while_it_waits_for_the_disk(stage: Stage, books: Queue, folder: DatasetFolder) -> None:
     """A ticket whose folder cannot be used goes back when the worker ends."""
-    prepared.mkdir()
-    folder.path.write_text("in the way")
+    shutil.rmtree(folder.path)
     _put(books, "a")
     slot = stage.start()
     wait_until(lambda: stage.said)

@@ -108,9 +108,15 @@ def test_nodes_get_names_of_their_own() -> None:
 @pytest.fixture
 def _celery_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Take back what a start changes in Celery, kombu and this process."""
-    qos, channel = kombu.transport.redis.QoS, kombu.transport.redis.Channel
-    for owner, name in ((qos, "restore_unacked_once"), (channel, "_disconnect_pools"), (channel, "_create_client")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
+    transport = kombu.transport.redis
+    changed = {
+        transport.QoS: ("restore_unacked_once", "restore_visible"),
+        transport.Channel: ("_disconnect_pools", "_create_client"),
+        transport.Transport: ("register_with_event_loop",),
+    }
+    for owner, names in changed.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(QueueFollower, "wanted", QueueFollower.wanted)
     receivers, thresholds = list(signals.worker_shutting_down.receivers), gc.get_threshold()
     yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from app import manifest, settings
-from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, SettingError
+from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED
 from app.ledger import Ledger
 from app.records import Kind
 from app.settings import GenerationSettings, QueueSettings
 from producer.commands.common import Bench, ProgressLine, interruption, note, open_bench, say
+from producer.commands.typed import json_object, load_typed
 
 if TYPE_CHECKING:
     from producer.enqueue import Counts, Enqueuer, Report
@@ -85,7 +85,7 @@ def enqueue(
     ),
 ) -> None:
     """Queue every sample of SOURCE that is not recorded or queued yet."""
-    generation = _load_typed(
+    generation = load_typed(
         model=model,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -98,8 +98,8 @@ def enqueue(
         stop=tuple(stop) if stop else None,
         seed=seed,
         reasoning_effort=reasoning_effort,
-        chat_template_kwargs=_json_object("--chat-template-kwargs", chat_template_kwargs),
-        extra_body=_json_object("--extra-body", extra_body),
+        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
+        extra_body=json_object("--extra-body", extra_body),
         system=system,
         min_completion_tokens=min_completion_tokens,
         keep_truncated=keep_truncated,
@@ -211,34 +211,6 @@ def _enqueuer(
         stopping=stopping,
         on_wait=view.wait,
     )
-
-
-def _load_typed(**options: Any) -> GenerationSettings:
-    """Read the generation settings, what was typed first.
-
-    Raises SettingError, which names a wrong value as it was given: by its option or by its variable.
-    """
-    try:
-        return settings.load(GenerationSettings, **options)
-    except SettingError as error:
-        variable, separator, rest = str(error).partition(" cannot be used")
-        name = variable.removeprefix(settings.ENV_PREFIX).lower()
-        if separator and options.get(name) is not None:
-            raise SettingError(f"--{name.replace('_', '-')}{separator}{rest}") from error
-        raise
-
-
-def _json_object(option: str, text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        message = f"{option} cannot be used: it is not JSON ({error}); write it like '{{\"enable_thinking\": true}}'."
-        raise SettingError(message) from error
-    if not isinstance(value, dict):
-        raise SettingError(f"{option} cannot be used: it must be a JSON object in braces.")
-    return value
 
 
 class _Progress:

@@ -54,6 +54,7 @@ def test_help(mill: Mill) -> None:
         ("verify", "nowhere"),
         ("retry", "nowhere"),
         ("pause", "nowhere"),
+        ("resume", "nowhere"),
         ("export", "nowhere", "--format", "openai", "--output", "x.jsonl"),
         ("scale", "-1"),
     ],
@@ -84,7 +85,9 @@ def test_a_finished_dataset_needs_no_redis(
     command, *options = words
     told = mill.run(command, "case", *options)
     assert "Traceback" not in told.stderr
-    assert {"status": "2 of 2", "verify": "case: complete", "export": "2"}[command] in told.stdout
+    assert {"status": "2 of 2", "verify": "case: complete", "export": "2 records exported as openai"}[
+        command
+    ] in told.stdout
 
 
 def test_pause_and_resume(mill: Mill, model_server: ModelServerFactory) -> None:

@@ -27,26 +27,40 @@ def _fill_up(server: RedisServer) -> None:
     server.client().config_set("maxmemory", 2**20)
 
 
-def test_a_redis_that_dies_under_enqueue_is_told_once(
-    mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory
+def _full(server: RedisServer) -> str:
+    return f"Redis at {server.url} is full (maxmemory reached); give it more memory, then run the same command again."
+
+
+@pytest.mark.parametrize("end", ["killed", "full", "killed while enqueue waits for room"])
+def test_a_redis_that_fails_under_enqueue_is_told_once(
+    mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory, end: str
 ) -> None:
-    """After kill -9 of Redis enqueue ends with 1 and words for people; the same command again completes the work."""
+    """When Redis dies or is full, enqueue ends with 1 and words for people; the same command again completes it."""
     model_server()
     rows = prompts(20_000)
     file = mill.write_rows(rows)
+    if "waits" in end:
+        mill.env["MILL_MAX_PENDING"] = "100"
     enqueue = mill.start("enqueue", str(file), "--dataset", "case")
-    wait_until(lambda: own_redis.client().dbsize() >= 3, 30, "a queue", detail=mill.tails)
+    if mill.env.pop("MILL_MAX_PENDING", None):
+        enqueue.wait_for_output("100 prompts wait in Redis (MILL_MAX_PENDING), waiting for room; no worker is running")
+    client = own_redis.client()
+    wait_until(lambda: client.dbsize() >= 3, 30, "a queue", detail=mill.tails)
 
-    own_redis.kill()
+    if end == "full":
+        _fill_up(own_redis)
+    else:
+        own_redis.kill()
     code = enqueue.wait(60)
 
     said = enqueue.output()
     assert code == 1, said
     assert "Traceback" not in said
     assert "run the same command again to go on." in said
-    told = [line for line in said.splitlines() if "cannot be reached" in line]
+    told = [line for line in said.splitlines() if line.startswith("producer: Redis at")]
     advice = "start it (producer up starts one) or set MILL_REDIS_URL."
-    assert told == [f"producer: Redis at {own_redis.url} cannot be reached; {advice}"]
+    away = f"Redis at {own_redis.url} cannot be reached; {advice}"
+    assert told == [f"producer: {_full(own_redis) if end == 'full' else away}"]
     own_redis.restart()
     again = mill.enqueue(file)
     assert "queued 20,000" in again.stdout
@@ -64,13 +78,10 @@ def test_a_redis_that_is_full_is_told_by_every_command(
     assert worker.stop() == 0
     _fill_up(own_redis)
 
-    full = (
-        f"Redis at {own_redis.url} is full (maxmemory reached); give it more memory, then run the same command again."
-    )
     commands = (("retry", "case"), ("pause", "case"), ("enqueue", str(mill.write_rows(["new"])), "--dataset", "case"))
     for words in commands:
         told = mill.run(*words, expect=1)
-        assert f"producer: {full}\n" in told.stderr
+        assert f"producer: {_full(own_redis)}\n" in told.stderr
         assert told.stderr.count("is full") == 1
         assert "Traceback" not in told.stderr
 

@@ -51,6 +51,11 @@ def recorded_url(state: StateDir) -> str | None:
     """Return the URL of the server that `producer up` started, if it recorded one."""
     try:
         value = json.loads(state.broker.read_bytes())
+    except PermissionError as error:
+        raise SettingError(
+            f"{state.broker} may not be read by this user, so the server that producer up started is not known; set "
+            "MILL_REDIS_URL."
+        ) from error
     except (OSError, ValueError):
         return None
     url = value.get("url") if isinstance(value, dict) else None

@@ -97,12 +97,36 @@ def fix_settings(
             differences = "; ".join(settings.compare(current.content, content))
             raise ManifestMismatchError(
                 f"The dataset {dataset!r} was started with other settings ({differences}); use the same ones, another "
-                "--dataset, or --new-settings to go on with these for new samples."
+                "--dataset, or --new-settings to go on with these for every sample that "
+                "is not asked yet."
             )
         entry = SettingsEntry(fingerprint=settings.fingerprint(content), since=time.time(), content=content)
         manifest.settings.append(entry)
         _write(ledger, manifest)
         return entry
+
+
+def begin_source(ledger: Ledger, dataset: str, source: str, adapter: str) -> None:
+    """Write down that an input is being read, so that a killed pass is not taken for a whole one."""
+    now = time.time()
+    with ledger.locked():
+        manifest = read(ledger) or Manifest(dataset=dataset, created_at=now)
+        before = next((entry for entry in manifest.sources if entry.source == source), None)
+        if before is None:
+            manifest.sources.append(SourceEntry(source=source, adapter=adapter, first_at=now, last_at=now))
+        else:
+            before.complete = False
+        _write(ledger, manifest)
+
+
+def unread_inputs(manifest: Manifest) -> list[str]:
+    """Return one sentence for each input that enqueue has not read to its end."""
+    return [
+        f"{entry.source} was not read to its end ({entry.read:,} rows were); unless an enqueue is reading it now, run "
+        "producer enqueue with it again."
+        for entry in manifest.sources
+        if not entry.complete
+    ]
 
 
 def note_source(ledger: Ledger, dataset: str, entry: SourceEntry) -> None:

@@ -136,7 +136,18 @@ def _read(queue: Queue | None, dataset: str, folder: DatasetFolder) -> Findings:
             f"Redis holds {waiting.prompts:,} prompts that {folder.path} knows nothing of; is this the right "
             "MILL_PREPARED_DIR?"
         )
+    if waiting and not waiting.prompts and not totals.samples and not folder.manifest.exists():
+        notes.append(f"Redis knows this dataset, but there is no {folder.path}; is this the right MILL_PREPARED_DIR?")
+    notes += _unread_inputs(folder)
     return Findings(totals, waiting, tallies, notes)
+
+
+def _unread_inputs(folder: DatasetFolder) -> list[str]:
+    try:
+        known = manifest.read(Ledger(folder))
+    except StoreError:
+        return []  # whoever needs the manifest tells of it
+    return manifest.unread_inputs(known) if known else []
 
 
 def read_totals(folder: DatasetFolder) -> tuple[Totals, list[str]]:

@@ -64,6 +64,9 @@ def main() -> None:
     except BrokenPipeError:
         silence(sys.stdout)  # whoever read it has gone
         code = EXIT_INCOMPLETE
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        code = _say(f"{what}{error.strerror or error}; check the path and its rights.", EXIT_INCOMPLETE)
     except TyperException as error:  # wrong usage, in typer's own words
         code = _say_usage(error)
     sys.exit(code)

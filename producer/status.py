@@ -61,16 +61,26 @@ def as_text(snapshot: Snapshot, *, width: int = 100) -> str:
     return "".join(f"{line.rstrip()}\n" for line, _style in _lines(snapshot, max(_NARROWEST, width)))
 
 
+_FINISHED = frozenset({State.DONE, State.EMPTY})
+_WHOLE_BLOCKS = 3
+"""Datasets up to which finished ones are shown in full."""
 _Line = tuple[str, str]
 """A line's text and its style."""
 
 
 def _lines(snapshot: Snapshot, width: int) -> Iterator[_Line]:
-    for name, part in snapshot.datasets.items():
-        yield from _block(name, part, width)
-        yield "", ""
     if len(snapshot.datasets) > 1:
         yield from _block("all datasets", snapshot.totals, width, own_notes=False)
+        yield "", ""
+    # What runs or needs somebody comes first: a small screen shows the beginning.
+    shown = sorted(snapshot.datasets.items(), key=lambda item: item[1].state in _FINISHED and not item[1].notes)
+    for name, part in shown:
+        if len(shown) > _WHOLE_BLOCKS and part.state in _FINISHED and not part.notes:
+            counts = part.counts
+            words = [printable(name), part.state.value, f"{counts.samples:,} samples", f"failed {counts.failed:,}"]
+            yield from _styled(_wrap(words, width), _STYLES[part.state])
+            continue
+        yield from _block(name, part, width)
         yield "", ""
     if not snapshot.datasets:
         yield from _styled(_wrap(["No dataset yet;", "producer enqueue makes one."], width, gap=" "), "")

@@ -260,6 +260,8 @@ class _Audit:
             self.notes.append("There is no manifest.json.")
         elif known.dataset != self.dataset:
             self.problems.append(f"{self.ledger.folder.manifest} belongs to the dataset {known.dataset!r}.")
+        else:
+            self.problems += manifest.unread_inputs(known)
 
     def _check_index(self, totals: Totals) -> None:
         in_files = dict.fromkeys(Kind, 0)

@@ -36,6 +36,8 @@ _PAUSE_FIRST_S, _PAUSE_MAX_S = 15.0, 300.0
 _RAISE_EVERY_S = 0.5
 _SLOW_DOWN = 0.7
 _SLOW_DOWN_EVERY_S = 2.0
+_FAILING_OTHERS = 3
+"""Other samples that must fail, too, before a fault counts as the server's: a run may end on a few bad samples."""
 _RECENT_S = 60.0
 """Seconds for which a success or a slow-down counts as recent."""
 
@@ -162,7 +164,7 @@ class Endpoints:
 
         `started` is the call's start in monotonic seconds.
         """
-        others_fail = bool(endpoint.failing - {sample_id})
+        others_fail = len(endpoint.failing - {sample_id}) >= _FAILING_OTHERS
         return others_fail and endpoint.last_success < max(started, time.monotonic() - _RECENT_S)
 
     async def pause(self, seconds: float) -> None:

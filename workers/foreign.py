@@ -71,5 +71,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _words(chain: list[BaseException], link: BaseException) -> str:
+    if isinstance(link, aiohttp.ClientConnectorError):
+        why = link.os_error.strerror or str(link.os_error) or type(link.os_error).__name__
+        return f"cannot connect to {link.host}:{link.port}: {why}"
     words = next((str(one) for one in (link, *reversed(chain)) if str(one).strip()), "")
     return f"{type(link).__name__}: {words}" if words else type(link).__name__

@@ -152,6 +152,7 @@ def _fill(dataset: str, opened: _Opened, *, retry_failed: bool, retry_rejected: 
             note(str(mending))
         entry = manifest.fix_settings(ledger, dataset, opened.generation, opened.extra, new=new_settings)
         bench.books.register(dataset, entry.fingerprint, entry.content)
+        manifest.begin_source(ledger, dataset, opened.description, opened.extra["adapter"])
         with contextlib.closing(_Progress(bench)) as view:
             enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
             retry = Retry(retry_failed, retry_rejected)
@@ -159,6 +160,8 @@ def _fill(dataset: str, opened: _Opened, *, retry_failed: bool, retry_rejected: 
         manifest.note_source(ledger, dataset, source_entry(opened.description, opened.extra["adapter"], report))
         if report.trouble is None and (why := bench.books.pause_reason(dataset)):
             note(f"the dataset {dataset!r} is paused ({why}); producer resume {dataset} goes on.")
+    if new_settings and report.counts.waiting:
+        note(f"{report.counts.waiting:,} samples of {dataset!r} that were waiting have the new settings now.")
     _show(report, dataset, interrupted=stopping.came)
 
 

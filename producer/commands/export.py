@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from app import settings
+from app.records import Kind
 from producer.commands.common import ProgressLine, note, open_ledger, say
 
 EXPORT_HELP = """Write a dataset's accepted records as a training file, each once.
@@ -51,5 +52,10 @@ def export(
                 reasoning=reasoning,
                 on_progress=lambda done, total: line.show(f"read {done / 2**20:,.0f} of {total / 2**20:,.0f} MiB"),
             )
+        totals = ledger.totals()
     for sentence in report.sentences():
         say(sentence)
+    lacks = {"not recorded yet": Kind.PENDING, "rejected": Kind.REJECTED, "failed": Kind.FAILED}
+    words = [f"{totals.count(kind):,} {word}" for word, kind in lacks.items() if totals.count(kind)]
+    if words:
+        note(f"of the dataset's {totals.samples:,} samples, these are not in it: {', '.join(words)}.")

@@ -30,7 +30,7 @@ PROBE_TIMEOUT_S = 30.0
 _IDS_FIELD = "return_token_ids"
 _NOT_HEADER_SAFE = re.compile(r"[^!-~]+")
 _NO_SUCH_PATH = frozenset({404, 405, 501})
-_REFUSED = frozenset({401, 403})
+_REFUSED = frozenset({401, 403, 404})
 _NO_KEY = "none"
 
 # Left out: they tell nobody anything here and cost a fifth of the client's time per call.

@@ -90,7 +90,7 @@ def _ask(client: FakeClient, generation: GenerationSettings = _GENERATION, **lim
 def _ask_where_others_fail(client: FakeClient, **limits: Any) -> Outcome:
     room = Room(client, **limits)
     for endpoint in room.endpoints.all:
-        endpoint.failing.add("another sample")
+        endpoint.failing.update({"another", "a third", "a fourth"})
     return asyncio.run(room.ask())
 
 

@@ -234,12 +234,12 @@ def test_a_server_is_sick_until_something_succeeds(books: Queue) -> None:
         endpoints = _endpoints(books, FakeClient())
         (endpoint,) = endpoints.all
         started = time.monotonic()
-        _fail(endpoints, FaultKind.SERVER_ERROR)
-        assert not endpoints.is_sick(endpoint, started, "a-sample")
+        endpoint.failing.update({"one", "two", "three"})
+        assert not endpoints.is_sick(endpoint, started, "one")
         assert endpoints.is_sick(endpoint, started, "another")
         endpoints.succeeded(endpoint)
         assert not endpoints.is_sick(endpoint, started, "another")
-        _fail(endpoints, FaultKind.SERVER_ERROR)
+        endpoint.failing.update({"one", "two", "three"})
         assert not endpoints.is_sick(endpoint, started, "another")
         assert endpoints.is_sick(endpoint, time.monotonic() + 1, "another")
 

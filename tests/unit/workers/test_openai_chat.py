@@ -472,7 +472,7 @@ MODELS = {"object": "list", "data": [{"id": "m"}, {"id": "n"}, {"name": "odd"}, 
         ((b"", 404), (MODELS, 200), Probe(alive=True, words="ok", models=("m", "n"))),
         ((b"", 200), (b"", 404), Probe(alive=True, words="ok")),
         ((b"", 200), (b"no json", 200), Probe(alive=True, words="ok")),
-        ((b"", 404), ({"detail": "Not Found"}, 404), Probe(alive=False, words="HTTP 404: Not Found")),
+        ((b"", 404), ({"detail": "Not Found"}, 404), Probe(alive=False, words="HTTP 404: Not Found", refuses=True)),
         (({"status": "unhealthy"}, 503), (MODELS, 200), Probe(alive=False, words='HTTP 503: {"status":"unhealthy"}')),
         (
             (b"", 200),

@@ -1,0 +1,73 @@
+"""Numbers that a person acts on: what was never read, what an export lacks, what will never come."""
+
+from __future__ import annotations
+
+from app.records import Kind
+from tests.conftest import ModelServerFactory
+from tests.support.mill import Mill
+from tests.support.model_rules import Rule
+from tests.support.processes import wait_until
+
+
+def test_an_input_that_was_not_read_to_its_end_is_not_complete(mill: Mill, model_server: ModelServerFactory) -> None:
+    """After a killed enqueue all that was queued gets done, and yet verify and status tell of the rest."""
+    model_server()
+    rows = mill.write_rows([f"row {n}" for n in range(20_000)])
+    killed = mill.start("enqueue", str(rows), "--dataset", "case")
+    wait_until(lambda: mill.recorded(kinds=[Kind.PENDING]) >= 500, 30, "the first rows in samples.jsonl")
+    killed.kill()
+    told = mill.run("verify", "case", expect=1)
+    assert "rows.jsonl was not read to its end" in told.stdout
+    assert any("was not read to its end" in note for note in mill.status()["datasets"]["case"]["notes"])
+
+    mill.enqueue(rows, "--limit", "600")
+    mill.worker(concurrency=32)
+    mill.wait_idle(timeout_s=120)
+    assert "was not read to its end" not in mill.run("verify", "case", expect=None).stdout
+
+
+def test_an_export_tells_what_it_lacks(mill: Mill, model_server: ModelServerFactory) -> None:
+    """The export of a dataset that is not finished says how many samples are not in it, and why."""
+    model_server([Rule(match="bad", status=400)])
+    mill.enqueue(["good", "bad one"])
+    mill.worker().wait_ready()
+    mill.wait_idle()
+    mill.enqueue(["good", "bad one", "late"], "--no-retry-failed", expect=0)
+    mill.run("pause", "case")
+    told = mill.run("export", "case", "--format", "openai", "--output", str(mill.path / "out.jsonl"))
+    lacking = told.stderr.splitlines()[-1]
+    assert "samples, these are not in it:" in lacking
+    assert "1 failed" in lacking
+
+
+def test_a_wrong_folder_is_asked_about(mill: Mill, model_server: ModelServerFactory) -> None:
+    """Where Redis knows a dataset and the folder does not, status asks whether the folder is the right one."""
+    model_server()
+    mill.enqueue(["a"])
+    mill.worker()
+    mill.wait_idle()
+    mill.env["MILL_PREPARED_DIR"] = str(mill.path / "elsewhere")
+    notes = mill.status()["datasets"]["case"]["notes"]
+    assert any("is this the right MILL_PREPARED_DIR?" in note for note in notes)
+
+
+def test_the_last_bad_samples_are_given_up(mill: Mill, model_server: ModelServerFactory) -> None:
+    """Two samples that always fail the server do not excuse each other: a run ends, with both among its failures."""
+    model_server([Rule(match="poison one", status=500), Rule(match="poison two", drop="middle")])
+    mill.env["MILL_MAX_ATTEMPTS"] = "3"
+    mill.enqueue(["poison one", "poison two", *[f"fine {n}" for n in range(10)]])
+    mill.worker()
+    mill.wait_recorded(12, timeout_s=90)
+    counts = mill.counts()
+    assert (counts["accepted"], counts["failed"]) == (10, 2)
+
+
+def test_unreadable_logs_are_one_sentence(mill: Mill) -> None:
+    """A log that cannot be read ends the command with its path, not with a traceback."""
+    logs = mill.path / "state" / "logs"
+    mill.env["MILL_STATE_DIR"] = str(mill.path / "state")
+    logs.mkdir(parents=True)
+    (logs / "mill1.log").mkdir()
+    told = mill.run("logs", expect=1)
+    assert "mill1.log" in told.stderr
+    assert "Traceback" not in told.stderr

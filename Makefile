@@ -59,10 +59,11 @@ $(VENV)/.demo: $(INPUTS) | $(BIN)/python
 
 $(VENV)/.test: $(INPUTS) | $(VENV)/.demo
 	@echo "Installing what the tests need into $(VENV) (about 500 MB more)."
-	@$(PIP) --editable '.[dev,data,demo]'
+	@$(PIP) --editable '.[dev,data,dedupe,train,demo]'
+	@$(BIN)/python -m tests.support.chromium
 	@touch $@
 
 $(VENV)/.slow: $(INPUTS) | $(VENV)/.test
 	@echo "Installing torch and the transformers server into $(VENV) (1 GB or more; some minutes)."
-	@$(PIP) --editable '.[dev,data,demo,torch,serve]'
+	@$(PIP) --editable '.[dev,data,dedupe,demo,torch,serve,train]'
 	@touch $@

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import json
 import urllib.parse
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import redis
+import redis.credentials
 import redis.exceptions
 
 from app.errors import BrokerError, BrokerFullError, BrokerUnreachableError, SettingError
@@ -31,6 +33,36 @@ _ACCEPTED = "accepted are redis://HOST:PORT/DB, rediss://..., unix:///PATH and r
 Client = redis.Redis
 
 
+class PasswordFile(redis.credentials.CredentialProvider):
+    """Reads the password for each new connection, so that it can be changed while workers run."""
+
+    def __init__(self, path: Path, user: str) -> None:
+        self._path = path
+        self._user = user
+
+    def read(self) -> str:
+        """Return the file's first line.
+
+        Raises SettingError.
+        """
+        try:
+            return self._path.read_text(encoding="utf-8").splitlines()[0]
+        except (OSError, IndexError, UnicodeDecodeError) as error:
+            message = f"MILL_REDIS_PASSWORD_FILE cannot be used: {self._path} has no first line to read."
+            raise SettingError(message) from error
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return what redis-py sends to a server that it has connected to.
+
+        Raises redis.exceptions.AuthenticationError for a file that cannot be read, for it may be written just now.
+        """
+        try:
+            password = self.read()
+        except SettingError as error:
+            raise redis.exceptions.AuthenticationError(str(error)) from error
+        return (self._user, password) if self._user else (password,)
+
+
 @dataclasses.dataclass(frozen=True)
 class BrokerUrl:
     """A Redis URL in the spellings of both libraries; its text form holds no password."""
@@ -41,6 +73,8 @@ class BrokerUrl:
     """For kombu."""
     shown: str
     """For people: user and password left out."""
+    login: PasswordFile | None = dataclasses.field(default=None, repr=False, compare=False)
+    """Where the password of each new connection is read, if it is in a file; the URLs hold the one of now."""
 
     def __str__(self) -> str:
         """Return the form for people."""
@@ -71,19 +105,14 @@ def resolve(broker: BrokerSettings, store: StoreSettings) -> BrokerUrl:
         text = broker.redis_url.get_secret_value().strip()
     else:
         text = recorded_url(store.state) or DEFAULT_REDIS_URL
-    return parse(text, password=_password(broker))
-
-
-def _password(broker: BrokerSettings) -> str | None:
-    if broker.redis_password is not None:
-        return broker.redis_password.get_secret_value()
-    if broker.redis_password_file is None:
-        return None
-    try:
-        return broker.redis_password_file.read_text(encoding="utf-8").splitlines()[0]
-    except (OSError, IndexError, UnicodeDecodeError) as error:
-        message = f"MILL_REDIS_PASSWORD_FILE cannot be used: {broker.redis_password_file} has no first line to read."
-        raise SettingError(message) from error
+    if broker.redis_password is not None or broker.redis_password_file is None:
+        return parse(text, password=broker.redis_password.get_secret_value() if broker.redis_password else None)
+    login = PasswordFile(broker.redis_password_file, "")
+    bare, url = parse(text), parse(text, password=login.read())
+    if bare.client == url.client:  # the URL has a password of its own
+        return url
+    user = urllib.parse.unquote(urllib.parse.urlsplit(url.client).username or "")
+    return dataclasses.replace(url, login=PasswordFile(broker.redis_password_file, user))
 
 
 def parse(text: str, *, password: str | None = None) -> BrokerUrl:
@@ -167,6 +196,8 @@ def connect(url: BrokerUrl) -> Client:
         max_connections=32,
         timeout=_SOCKET_TIMEOUT_S,
     )
+    if url.login is not None:
+        pool.connection_kwargs.update(username=None, password=None, credential_provider=url.login)
     return redis.Redis.from_pool(pool)
 
 
@@ -178,19 +209,27 @@ def check(url: BrokerUrl) -> None:
     patience = {"socket_connect_timeout": _CONNECT_TIMEOUT_S, "socket_timeout": _CONNECT_TIMEOUT_S}
     with translated(url), contextlib.closing(redis.Redis.from_url(url.client, **patience)) as client:
         memory = client.info("memory")
+    if danger := eviction_danger(memory, str(url)):
+        raise BrokerError(danger)
+
+
+def eviction_danger(memory: Mapping[str, Any], shown: str) -> str | None:
+    """Return a sentence if a server whose INFO says this of its memory may drop keys."""
     policy = str(memory.get("maxmemory_policy", "noeviction"))
     if int(memory.get("maxmemory", 0)) > 0 and policy != "noeviction":
-        raise BrokerError(
-            f"Redis at {url} evicts keys when it is full (maxmemory-policy {policy}), which would drop queued "
+        return (
+            f"Redis at {shown} evicts keys when it is full (maxmemory-policy {policy}), which would drop queued "
             "prompts in silence; run: redis-cli CONFIG SET maxmemory-policy noeviction."
         )
+    return None
 
 
 def translate(error: Exception, url: BrokerUrl) -> BrokerError:
     """Return the one-sentence error for what a Redis client raised."""
     if isinstance(error, redis.exceptions.AuthenticationError):
         return BrokerUnreachableError(
-            f"Redis at {url} refuses the user or password; check MILL_REDIS_URL or MILL_REDIS_PASSWORD."
+            f"Redis at {url} refuses the user or password; check MILL_REDIS_URL, MILL_REDIS_PASSWORD or "
+            "MILL_REDIS_PASSWORD_FILE."
         )
     if isinstance(error, redis.exceptions.OutOfMemoryError):
         return BrokerFullError(

@@ -13,11 +13,15 @@ from celery.app.amqp import AMQP
 
 from app import broker, settings
 from app.errors import MillError
-from app.places import queue_name
+from app.places import is_extraction, queue_name
 from app.queue import task_id
 
 TASK = "generate"
 """The name of the task that turns a ticket into a durable record."""
+EXTRACT_TASK = "extract"
+"""The name of the task that turns a ticket into a file of hidden states and its record."""
+EXTRACT_SLOTS = 64
+"""Tickets that a worker of hidden states holds at once, for batches of like lengths."""
 LEASE_SHARE = 0.75
 """Share of MILL_LEASE_S after which an unrefreshed delivery is taken back; the rest is for noticing it."""
 _PUBLISH_BATCH = 500
@@ -35,7 +39,11 @@ class _Connection(kombu.Connection):
 class _Amqp(AMQP):  # type: ignore[misc] # celery is untyped
     """Celery's own, with those connections."""
 
-    Connection = _Connection
+    login: broker.PasswordFile | None = None
+
+    def Connection(self, *args: Any, **options: Any) -> _Connection:  # noqa: N802 Celery's name
+        """Return a connection that reads its password anew each time it is made, where it is in a file."""
+        return _Connection(*args, **{"credential_provider": self.login, **options})
 
 
 def make_app() -> Celery:
@@ -47,8 +55,12 @@ def make_app() -> Celery:
     lease_s = settings.load(settings.WorkerSettings).lease_s
     servers = settings.load(settings.ServerSettings)
     bound = servers.max_in_flight * max(1, len(servers.model_urls))
+    slots = bound + max(16, bound * 6 // 100)  # a few more than permits, so that one always waits
+    if settings.load(settings.ExtractSettings).extract:
+        slots = EXTRACT_SLOTS
     url = broker.resolve(at, store)
     made = Celery("promptmill", broker=url.celery, include=["workers.tasks"], amqp=_Amqp, set_as_current=True)
+    made.amqp.login = url.login
     made.conf.update(
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,
@@ -79,7 +91,7 @@ def make_app() -> Celery:
         task_serializer="json",
         accept_content=["json"],
         worker_pool="threads",
-        worker_concurrency=bound + max(16, bound * 6 // 100),  # a few more than permits, so that one always waits
+        worker_concurrency=slots,
         worker_prefetch_multiplier=1,
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_send_task_events=True,
@@ -92,19 +104,19 @@ def make_app() -> Celery:
 
 def publish(app: Celery, dataset: str, ids: Sequence[str]) -> None:
     """Put one ticket per id on the dataset's queue, in bulk."""
-    queue = celery_queue(dataset)
+    queue, task = celery_queue(dataset), EXTRACT_TASK if is_extraction(dataset) else TASK
     with app.producer_pool.acquire(block=True) as producer, producer.batch(max_size=_PUBLISH_BATCH):
         for sample_id in ids:
             # As app.send_task does it, less what nobody reads: a tenth of the message.
             message = app.amqp.create_task_message(
                 task_id(dataset, sample_id),
-                TASK,
+                task,
                 (dataset, sample_id),
                 argsrepr=f"{dataset} {sample_id}",
                 kwargsrepr="",
                 ignore_result=True,
             )
-            app.amqp.send_task_message(producer, TASK, message, queue=queue, retry=False)
+            app.amqp.send_task_message(producer, task, message, queue=queue, retry=False)
 
 
 def celery_queue(dataset: str) -> kombu.Queue:

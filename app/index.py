@@ -51,6 +51,12 @@ class Entry(NamedTuple):
     tokens: int
     """Completion tokens; 0 where unknown."""
 
+    def settles(self, round_: int) -> bool:
+        """Tell whether a sample that waits in that round is recorded, in it or for good."""
+        if self.kind in {Kind.PENDING, Kind.REFUSED}:
+            return False
+        return self.kind is Kind.ACCEPTED or self.round >= round_
+
 
 class FileState(NamedTuple):
     """A file as it was when it was last indexed."""
@@ -97,11 +103,12 @@ class Index:
     Reading raises sqlite3.OperationalError where there is no index, another DatabaseError where it is damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
+        """`shared`: several machines use the file, so that it must do without a write-ahead log."""
         self.path = path
         self._reading = threading.Lock()
-        self._reader = _Connection(path, makes_file=False)
-        self._writer = _Connection(path, makes_file=True)
+        self._reader = _Connection(path, makes_file=False, shared=shared)
+        self._writer = _Connection(path, makes_file=True, shared=shared)
 
     def close(self) -> None:
         """Close both connections."""
@@ -110,7 +117,10 @@ class Index:
         self._writer.close()
 
     def make(self) -> None:
-        """Make an empty index where there is none, or none that can be read."""
+        """Make an empty index where there is none, or none that can be read; changes go into it until the next call.
+
+        If it is deleted in between, they are lost with it: a new one with them alone would be taken for a whole one.
+        """
         try:
             self._writer.get()
         except sqlite3.DatabaseError:
@@ -172,7 +182,7 @@ class Index:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[IndexTransaction]:
         """Change the index all at once."""
-        connection = self._writer.get()
+        connection = self._writer.pinned()
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield IndexTransaction(connection)
@@ -239,8 +249,9 @@ class IndexTransaction:
 class _Connection:
     """A connection that notices when the index file was deleted or replaced."""
 
-    def __init__(self, path: Path, *, makes_file: bool) -> None:
+    def __init__(self, path: Path, *, makes_file: bool, shared: bool) -> None:
         self._path = path
+        self._shared = shared
         self._makes_file = makes_file
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
@@ -261,16 +272,25 @@ class _Connection:
                 if not self._makes_file:
                     raise sqlite3.OperationalError(f"there is no {self._path}")
                 _unlink(self._path)  # a write-ahead log that outlived its file would be replayed into the new one
-            self._connection = _connect(self._path, makes_file=self._makes_file)
-            self._inode = self._path.stat().st_ino
+            self._connection = _connect(self._path, new=not inode, makes_file=self._makes_file, shared=self._shared)
+            # As it was before, where it was there, so that a file which is replaced meanwhile is noticed.
+            self._inode = inode or self._path.stat().st_ino
+        return self._connection
+
+    def pinned(self) -> sqlite3.Connection:
+        """Return the connection that `get` has made, even if its file was deleted since."""
+        if self._connection is None:
+            raise sqlite3.OperationalError("the index was closed")
         return self._connection
 
 
-def _connect(path: Path, *, makes_file: bool) -> sqlite3.Connection:
+def _connect(path: Path, *, new: bool, makes_file: bool, shared: bool) -> sqlite3.Connection:
     connection: sqlite3.Connection | None = None
     try:
-        connection = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-        _prepare(connection, makes_file=makes_file)
+        # SQLite must not make a file that has just gone, beside whatever is left of the old one's log.
+        place = f"{path.absolute().as_uri()}?mode={'rwc' if new else 'rw'}"
+        connection = sqlite3.connect(place, uri=True, timeout=60, isolation_level=None, check_same_thread=False)
+        _prepare(connection, makes_file=makes_file, shared=shared)
     except sqlite3.DatabaseError as error:
         if connection is not None:
             connection.close()
@@ -280,13 +300,17 @@ def _connect(path: Path, *, makes_file: bool) -> sqlite3.Connection:
     return connection
 
 
-def _prepare(connection: sqlite3.Connection, *, makes_file: bool) -> None:
+def _prepare(connection: sqlite3.Connection, *, makes_file: bool, shared: bool) -> None:
+    if shared:
+        connection.execute("PRAGMA mmap_size = 0")
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in {0, INDEX_VERSION}:
         raise sqlite3.DatabaseError(f"it has version {version}, this promptmill writes {INDEX_VERSION}")
     if makes_file:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        # A write-ahead log needs memory that all users share, so they must be on one machine. A rollback journal needs
+        # file locks alone, and an fsync before each change, or a power failure could leave half of one.
+        connection.execute(f"PRAGMA journal_mode = {'TRUNCATE' if shared else 'WAL'}")
+        connection.execute(f"PRAGMA synchronous = {'FULL' if shared else 'NORMAL'}")
         connection.executescript(_SCHEMA)
         connection.execute(f"PRAGMA user_version = {INDEX_VERSION}")
     elif version == 0:
@@ -294,7 +318,7 @@ def _prepare(connection: sqlite3.Connection, *, makes_file: bool) -> None:
 
 
 def _unlink(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("", "-wal", "-shm", "-journal"):
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 

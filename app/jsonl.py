@@ -7,9 +7,11 @@ import contextlib
 import dataclasses
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -139,6 +141,49 @@ def replace_file(path: Path, data: bytes) -> None:
         fsync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the path's place when the block ends well, durably and at once, and vanishes if not.
+
+    A link is followed, so that the file behind it is replaced; its rights stay as they were. A process that is killed
+    meanwhile leaves `temporary_of(path)` behind, which the next one begins anew. The caller holds the folder's lock.
+    """
+    real, temporary = Path(os.path.realpath(path)), temporary_of(path)
+    with prepared(path) as file:
+        yield file
+    with translated(path):
+        try:
+            temporary.replace(real)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fsync_folder(real.parent)
+
+
+@contextlib.contextmanager
+def prepared(path: Path) -> Iterator[BinaryIO]:
+    """Yield `temporary_of(path)`, a new file with the rights of the old one, durable when the block ends well.
+
+    It vanishes if not.
+    """
+    real, temporary = Path(os.path.realpath(path)), temporary_of(path)
+    with translated(path):
+        try:
+            with temporary.open("wb") as file:
+                os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode) if real.exists() else _FILE_MODE)
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def temporary_of(path: Path) -> Path:
+    """Return the file that `prepared` and `replacing` write, beside the one that is to be replaced."""
+    real = Path(os.path.realpath(path))
+    return real.with_name(f".{real.name}.tmp")
+
+
 def read_lines(path: Path, start: int = 0) -> Iterator[Line]:
     r"""Yield the lines from byte `start` on, splitting on `\n` alone; nothing if the file does not exist."""
     try:
@@ -188,21 +233,24 @@ def mend_tail(path: Path, torn: Path, tail: Line, *, is_record: Callable[[bytes]
             file.flush()
             os.fsync(file.fileno())
         return Mending(path, tail.offset, 0, torn)
-    append(torn, msgspec.json.encode(_torn_entry(path, tail)) + b"\n")
+    append(torn, encode_cut(path, tail.offset, tail.data))
     with translated(path), path.open("r+b") as file:
         file.truncate(tail.offset)
         os.fsync(file.fileno())
     return Mending(path, tail.offset, len(tail.data), torn)
 
 
-def _torn_entry(path: Path, tail: Line) -> dict[str, object]:
-    only_nul = not tail.data.strip(b"\0")
-    return {
+def encode_cut(path: Path, offset: int, data: bytes, **more: str) -> bytes:
+    """Return the line that keeps bytes which were cut out of a file, with their place; `more` are further fields."""
+    only_nul = not data.strip(b"\0")
+    entry = {
         "file": path.name,
-        "offset": tail.offset,
-        "length": len(tail.data),
+        "offset": offset,
+        "length": len(data),
         "at": time.time(),
-        "start": tail.data[:_PREVIEW_CHARS].decode("utf-8", "replace"),
+        **more,
+        "start": data[:_PREVIEW_CHARS].decode("utf-8", "replace"),
         # A run of NULs can be as long as the disk; its length says all.
-        "base64": None if only_nul else base64.b64encode(tail.data).decode("ascii"),
+        "base64": None if only_nul else base64.b64encode(data).decode("ascii"),
     }
+    return msgspec.json.encode(entry) + b"\n"

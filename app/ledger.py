@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import os
 import sqlite3
@@ -15,9 +14,12 @@ from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
-from app import jsonl
+from app import exchange, jsonl
 from app.errors import DiskFullError, StoreError, UnwritableError
+from app.head import decode_head, is_record
 from app.index import CHUNK, Entry, FileState, Index, IndexTransaction, Totals
+from app.lock import FolderLock
+from app.mounts import is_shared
 from app.places import DatasetFolder
 from app.records import Kind
 
@@ -46,6 +48,8 @@ class Committed:
     new: list[bool]
     """Whether each line was written; False for one whose id was recorded already."""
     mended: list[jsonl.Mending]
+    pens: Sequence[Pen]
+    """The lines as they were written, or would have been."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,40 +61,27 @@ class BadLine:
     length: int
 
 
-class _UsageHead(msgspec.Struct):
-    completion_tokens: int | None = None
-
-
-class _Head(msgspec.Struct):
-    """The fields that the index takes from a line of any of the files."""
-
-    id: str
-    round: int = 0
-    reason: str | None = None
-    usage: _UsageHead | None = None
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
-
-
 class Ledger:
-    """One dataset folder, opened for reading and appending by any number of threads and processes of one host.
+    """One dataset folder, opened for reading and appending by any number of threads and processes.
 
-    Every change happens under the folder's lock (flock); reads of the index need none. One host at a time, because
-    the index's write-ahead log needs memory that its users share.
+    Every change happens under the folder's lock (flock); reads of the index need none. Processes of several machines
+    may share a folder on a network disk, which has an index without a write-ahead log (app/mounts.py tells which).
     """
 
-    def __init__(self, folder: DatasetFolder) -> None:
+    def __init__(self, folder: DatasetFolder, *, patience_s: float | None = None) -> None:
+        """Whoever needs the lock raises LockedError after `patience_s`, or waits for ever without it."""
         self.folder = folder
-        self._index = Index(folder.index)
+        self._shared = is_shared(folder.path)
+        self._index = Index(folder.shared_index if self._shared else folder.index, shared=self._shared)
+        self._lock = FolderLock(folder.lock, patience_s=patience_s)
 
     @classmethod
-    def open(cls, folder: DatasetFolder) -> Self:
+    def open(cls, folder: DatasetFolder, *, patience_s: float | None = None) -> Self:
         """Open the folder, creating it where it does not exist, and prove that it can be written.
 
         Raises UnwritableError or DiskFullError.
         """
-        ledger = cls(folder)
+        ledger = cls(folder, patience_s=patience_s)
         with jsonl.translated(folder.path):
             folder.path.mkdir(parents=True, exist_ok=True)
         ledger.check_writable()
@@ -124,14 +115,26 @@ class Ledger:
                 f"{self.folder.path} has {free // 2**20} MiB free, and at least {min_free_bytes // 2**20} MiB are "
                 "needed; free some space first."
             )
-        for path in [*map(self.folder.lines, Kind), self.folder.torn, self.folder.index, self.folder.manifest]:
+        for path in [
+            *map(self.folder.lines, Kind),
+            self.folder.lock,
+            self.folder.torn,
+            self.folder.quarantine,
+            self._index.path,
+            self.folder.manifest,
+        ]:
             if path.is_symlink() and not path.exists():
                 raise UnwritableError(f"{path} is a link to nothing; remove the link or create its target.")
             # Never open the index beside SQLite: closing it drops this process's locks on it, and the next process
             # that closes it deletes the write-ahead log under the connections that are still open here.
-            can_write = _may_write if path == self.folder.index else _can_append
+            can_write = _may_write if path == self._index.path else _can_append
             if path.exists() and not (path.is_file() and can_write(path)):
                 raise UnwritableError(f"{path} is not a file that can be written; check it and its rights.")
+
+    @property
+    def index_path(self) -> Path:
+        """The index, which has another name on a network disk."""
+        return self._index.path
 
     # Reading
 
@@ -151,6 +154,11 @@ class Ledger:
             yield from page
             last = page[-1][0]
 
+    def starting_with(self, beginning: str) -> list[str]:
+        """Return the first ids that begin so, at most 1,000, in order."""
+        page = self._reading(functools.partial(self._index.page, beginning))
+        return [id_ for id_, _entry in page if id_.startswith(beginning)]
+
     def bad_lines(self) -> list[BadLine]:
         """Return the whole lines that are not records."""
         rows = self._reading(self._index.bad_lines)
@@ -160,9 +168,18 @@ class Ledger:
         """Return how many accepted lines repeat an id that an earlier line has."""
         return self._reading(self._index.duplicates)
 
-    def read(self, entry: Entry) -> bytes:
-        r"""Return an entry's line without its `\n`."""
-        return jsonl.read_span(self.folder.lines(entry.kind), entry.offset, entry.length)
+    def read(self, entry: Entry, id_: str | None = None) -> bytes:
+        r"""Return an entry's line without its `\n`; with its id, also if it was moved since it was looked up."""
+        path = self.folder.lines(entry.kind)
+        if id_ is None:
+            return jsonl.read_span(path, entry.offset, entry.length)
+        data = jsonl.read_span(path, entry.offset, entry.length + 1) if path.exists() else b""
+        is_there = msgspec.json.encode(id_) in data[: len(id_) * 6 + _TAIL_BYTES]
+        if is_there and data.find(b"\n") == entry.length:
+            return data[:-1]
+        self.catch_up()
+        now = self.look_up([id_]).get(id_, entry)
+        return jsonl.read_span(self.folder.lines(now.kind), now.offset, now.length)
 
     def _reading(self, read: Callable[[], _Result]) -> _Result:
         try:
@@ -187,25 +204,39 @@ class Ledger:
         with self._locked():
             return self._catch_up()
 
-    def commit(self, pens: Sequence[Pen]) -> Committed:
+    def rebuild(self) -> list[jsonl.Mending]:
+        """Index every file anew; return what was mended."""
+        with self._locked():
+            return self._rebuild()
+
+    def commit(
+        self,
+        pens: Sequence[Pen],
+        *,
+        known_too: bool = False,
+        revise: Callable[[Sequence[Pen]], Sequence[Pen]] | None = None,
+    ) -> Committed:
         """Write lines durably, one fsync per file, and index them.
 
-        A line whose id is recorded already (or, for a retry, recorded in its round) is not written.
+        A line whose id is recorded already (or, for a retry, recorded in its round) is not written, unless
+        `known_too` says so, for lines that their file has lost. `revise` has the last word on the lines under the
+        lock, one for one.
         Raises StoreError when nothing, or only the lines of another kind, could be written; call it again then.
         """
         with self._locked():
             mended = self._catch_up()
+            pens = revise(pens) if revise else pens
             known = self._index.look_up([pen.id for pen in pens])
             new, groups = [], dict[Kind, list[Pen]]()
             for pen in pens:
-                fresh = _is_new(known.get(pen.id), pen)
+                fresh = known_too or _is_new(known.get(pen.id), pen)
                 new.append(fresh)
                 if fresh:
                     groups.setdefault(pen.kind, []).append(pen)
                     known[pen.id] = Entry(pen.kind, pen.reason, pen.round, 0, 0, 0)
             for kind, group in groups.items():
                 self._write(kind, group)
-            return Committed(new, mended)
+            return Committed(new, mended, pens)
 
     def _write(self, kind: Kind, group: Sequence[Pen]) -> None:
         path = self.folder.lines(kind)
@@ -230,15 +261,13 @@ class Ledger:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder's lock, for files beside the lines (the manifest)."""
-        with jsonl.translated(self.folder.lock):
-            descriptor = os.open(self.folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            with jsonl.translated(self.folder.lock):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+        """Hold the folder's lock, for files beside the lines (the manifest); an exchange of files is ended first.
+
+        Raises LockedError when patience ends.
+        """
+        with self._lock.held():
+            exchange.finish(self.folder, shared=self._shared)
             yield
-        finally:
-            os.close(descriptor)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -251,17 +280,15 @@ class Ledger:
                 raise self._index_trouble(error) from error
             except sqlite3.DatabaseError as error:
                 self._index.forget()
-                raise StoreError(
-                    f"{self.folder.index} was damaged ({error}); it is rebuilt at the next use."
-                ) from error
+                raise StoreError(f"{self._index.path} was damaged ({error}); it is rebuilt at the next use.") from error
 
     def _index_trouble(self, error: sqlite3.OperationalError) -> StoreError:
         # On a full disk SQLite also says "disk I/O error", where its shared memory cannot grow.
         with contextlib.suppress(OSError):
             disk = os.statvfs(self.folder.path)
             if error.sqlite_errorcode == sqlite3.SQLITE_FULL or disk.f_bavail * disk.f_frsize < _TOO_LITTLE_BYTES:
-                return DiskFullError(f"{self.folder.index} cannot grow: {error}; free some space and the work goes on.")
-        return StoreError(f"{self.folder.index} cannot be used: {error}; check the disk.")
+                return DiskFullError(f"{self._index.path} cannot grow: {error}; free some space and the work goes on.")
+        return StoreError(f"{self._index.path} cannot be used: {error}; check the disk.")
 
     def _catch_up(self) -> list[jsonl.Mending]:
         try:
@@ -273,10 +300,12 @@ class Ledger:
             self._index.make()
             seen = {}
         mended = list[jsonl.Mending]()
+        if self._shared:
+            list(self.folder.path.iterdir())  # a network disk may remember for seconds that a file is not there
         for kind in Kind:
             path, before = self.folder.lines(kind), seen.get(kind, FileState())
             try:
-                now = path.stat()
+                now = self._stat(path)
             except FileNotFoundError:
                 if kind in seen:
                     return self._rebuild()
@@ -290,6 +319,16 @@ class Ledger:
             with self._index.transaction() as change:
                 mended += self._index_from(change, kind, before.size)
         return mended
+
+    def _stat(self, path: Path) -> os.stat_result:
+        if not self._shared:
+            return path.stat()
+        # A network disk tells the true size of a file that is being opened, and else that of seconds ago.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _rebuild(self) -> list[jsonl.Mending]:
         mended = list[jsonl.Mending]()
@@ -312,12 +351,12 @@ class Ledger:
                 if mended[-1].cut:
                     break
             try:
-                head = _decode_head(data)
+                head = decode_head(data)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 change.add_bad_line(kind, line.offset, len(data))
                 continue
-            tokens = (head.usage.completion_tokens or 0) if head.usage else 0
-            rows.append((head.id, Entry(kind, head.reason or "", head.round, line.offset, len(data), tokens)))
+            entry = Entry(kind, head.reason or "", head.round, line.offset, len(data), head.tokens)
+            rows.append((head.id, entry))
             if len(rows) >= 10 * CHUNK:
                 duplicates += change.merge(rows)
                 rows.clear()
@@ -326,19 +365,11 @@ class Ledger:
         return mended
 
 
-def is_record(data: bytes) -> bool:
-    """Tell whether a line's bytes are a whole record of any of the files."""
-    try:
-        _decode_head(data)
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
-
-
 def _is_new(old: Entry | None, pen: Pen) -> bool:
     if old is None:
         return True
+    if old.kind is Kind.REFUSED and pen.kind is not Kind.REFUSED:
+        return True  # what was refused under other limits is taken now
     if old.kind is Kind.ACCEPTED or pen.kind in {Kind.PENDING, Kind.REFUSED}:
         return False
     return old.kind is Kind.PENDING or pen.round > old.round

@@ -31,12 +31,14 @@ class SourceEntry(msgspec.Struct, kw_only=True):
     """Whether the newest pass reached the input's end."""
 
 
-class SettingsEntry(msgspec.Struct, kw_only=True):
+class SettingsEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One set of generation settings that records of this dataset were made with."""
 
     fingerprint: str
     since: float
     content: dict[str, Any]
+    rejudged: bool = False
+    """Whether `reclassify` judged all that was recorded by its rules; what was waiting then is judged by them too."""
 
 
 class Manifest(msgspec.Struct, kw_only=True):
@@ -84,7 +86,11 @@ def fix_settings(
     `new` is the explicit way on to other settings; while the dataset has no sample none is needed.
     Raises ManifestMismatchError naming each field that differs.
     """
-    content = {**wanted.content(), **extra}
+    return fix_content(ledger, dataset, {**wanted.content(), **extra}, new=new)
+
+
+def fix_content(ledger: Ledger, dataset: str, content: dict[str, Any], *, new: bool) -> SettingsEntry:
+    """Do the same for settings of any kind."""
     binding = not new and ledger.totals().samples > 0
     with ledger.locked():
         manifest = read(ledger) or Manifest(dataset=dataset, created_at=time.time())
@@ -104,6 +110,29 @@ def fix_settings(
         manifest.settings.append(entry)
         _write(ledger, manifest)
         return entry
+
+
+def with_rules(manifest: Manifest, rules: Mapping[str, Any], *, at: float) -> Manifest:
+    """Return the manifest of a dataset that is judged by other rules from now on: its newest settings with these.
+
+    Raises StoreError where it has no settings yet, SettingError where they fit no version.
+    """
+    current = manifest.current
+    if current is None:
+        raise StoreError(f"The dataset {manifest.dataset!r} has no settings yet; run producer enqueue first.")
+    known = settings.generation_from_content({**current.content, **rules})
+    others = {name: value for name, value in current.content.items() if name not in GenerationSettings.model_fields}
+    content = {**known.content(), **others}
+    since, older = at, manifest.settings
+    if content == current.content:
+        since, older = current.since, manifest.settings[:-1]
+    entry = SettingsEntry(fingerprint=settings.fingerprint(content), since=since, content=content, rejudged=True)
+    return msgspec.structs.replace(manifest, settings=[*older, entry])
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Return the file's bytes."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def begin_source(ledger: Ledger, dataset: str, source: str, adapter: str) -> None:
@@ -144,4 +173,4 @@ def note_source(ledger: Ledger, dataset: str, entry: SourceEntry) -> None:
 
 
 def _write(ledger: Ledger, manifest: Manifest) -> None:
-    jsonl.replace_file(ledger.folder.manifest, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    jsonl.replace_file(ledger.folder.manifest, encode(manifest))

@@ -12,6 +12,8 @@ from app.errors import UsageError
 from app.records import Kind, filename_safe
 
 MAX_DATASET_NAME_BYTES = 200
+EXTRACTION_SUFFIX = ".hidden"
+"""Ends the name of every dataset whose samples are hidden states, and of no other."""
 
 FILE_OF_KIND = {
     Kind.REFUSED: "refused.jsonl",
@@ -66,6 +68,11 @@ class DatasetFolder:
         return self.path / "index.sqlite"
 
     @property
+    def shared_index(self) -> Path:
+        """The same for a folder that several machines use: one without a write-ahead log."""
+        return self.path / "index.shared.sqlite"
+
+    @property
     def lock(self) -> Path:
         """The file that writers of this folder flock."""
         return self.path / ".lock"
@@ -74,6 +81,21 @@ class DatasetFolder:
     def torn(self) -> Path:
         """Bytes cut off a torn tail."""
         return self.path / "torn.jsonl"
+
+    @property
+    def quarantine(self) -> Path:
+        """Bytes that a repair moved out of the files, with the reason."""
+        return self.path / "quarantine.jsonl"
+
+    @property
+    def repair_lock(self) -> Path:
+        """The file that a repair of this folder flocks, beside the writers' lock."""
+        return self.path / ".repair.lock"
+
+    @property
+    def journal(self) -> Path:
+        """Which files are just being replaced together (app/exchange.py); there for moments only."""
+        return self.path / ".exchange.json"
 
     @property
     def progress(self) -> Path:
@@ -134,18 +156,24 @@ class Keys:
     <p>flights:<d>             hash    sample id -> "owner|unix seconds" of the worker that is asking it
     <p>again:failed:<d>        set     ids in prompts that are on disk as failed (so they are not counted twice)
     <p>again:rejected:<d>      set     the same for rejected ones
-    <p>deaths:<d>              hash    sample id -> how many owners died while asking it
+    <p>deaths:<d>              hash    sample id -> "deaths|points": workers and servers that died over it
     <p>crashes:<d>             hash    sample id -> unexpected errors while it was asked
+    <p>suspects                hash    "<d>|<sample id>" -> "owner|how" of suspects in flight (docs/design/poison.md)
+    <p>lane                    string  suspects recorded since the last death in the lane; expires
     <p>rates:<d>               hash    "<unix second>:<kind>" -> samples, "<unix second>:tokens" -> output tokens
-    <p>session:<d>             string  unix seconds at which the present run of work began
+    <p>stats:<d>               hash    counters, latency:<bucket>, length:<bucket>, fault:<kind> -> how many so far
+    <p>run:<d>                 hash    the present run of work: began, resumed, paused_at, paused_s, before (its stats)
+    <p>changed                 string  unix seconds at which a worker last came or went
     <p>worker:<owner>          string  heartbeat as JSON, expires
     <p>workers                 set     owners that have sent a heartbeat
     <p>permits:<endpoint>      hash    owner -> "held|wanted|expiry" of requests in flight
     <p>endpoints               set     names of the endpoints that workers have used
-    <p>endpoint:<endpoint>     hash    state, since, reason, url: the shared breaker
+    <p>endpoint:<endpoint>     hash    state, since, reason, url: the shared breaker; gauges: its /metrics, as JSON
+    <p>bound                   string  requests in flight per model server, in the place of MILL_MAX_IN_FLIGHT
     <p>probe:<endpoint>        string  the worker whose turn it is to probe; expires
-    <p>turn:<name>             string  who does a periodic duty (sweep, progress); expires
+    <p>turn:<name>             string  who does a periodic duty (sweep, progress, look.<endpoint>, ...); expires
     <p>mill.<d>                list    Celery's queue of tickets (kombu)
+    <p>extract.<d>             list    the same for a dataset of hidden states (its name ends in `.hidden`)
     <p>unacked, unacked_index  hash, zset   Celery's deliveries not yet acked (kombu)
     """
 
@@ -188,8 +216,18 @@ class Keys:
         return f"{self.prefix}again:{kind}:{folder_name(dataset)}"
 
     def deaths(self, dataset: str) -> str:
-        """Hash: sample id -> owners that died while asking it."""
+        """Hash: sample id -> deaths of those that asked it."""
         return f"{self.prefix}deaths:{folder_name(dataset)}"
+
+    @property
+    def suspects(self) -> str:
+        """Hash: suspect in flight -> who asks it, and how it flies."""
+        return f"{self.prefix}suspects"
+
+    @property
+    def lane(self) -> str:
+        """Suspects recorded since the last death in the lane."""
+        return f"{self.prefix}lane"
 
     def crashes(self, dataset: str) -> str:
         """Hash: sample id -> unexpected errors while it was asked."""
@@ -199,9 +237,18 @@ class Keys:
         """Hash: per-second tallies."""
         return f"{self.prefix}rates:{folder_name(dataset)}"
 
-    def session(self, dataset: str) -> str:
-        """When the present run of work began."""
-        return f"{self.prefix}session:{folder_name(dataset)}"
+    def stats(self, dataset: str) -> str:
+        """Hash: what has been counted of finished samples and failed calls."""
+        return f"{self.prefix}stats:{folder_name(dataset)}"
+
+    def run(self, dataset: str) -> str:
+        """Hash: the present run of work."""
+        return f"{self.prefix}run:{folder_name(dataset)}"
+
+    @property
+    def changed(self) -> str:
+        """When a worker last came or went."""
+        return f"{self.prefix}changed"
 
     def worker(self, owner: str) -> str:
         """A worker's heartbeat."""
@@ -220,6 +267,11 @@ class Keys:
         """The shared breaker."""
         return f"{self.prefix}endpoint:{endpoint}"
 
+    @property
+    def bound(self) -> str:
+        """The bound on requests in flight that a person has set."""
+        return f"{self.prefix}bound"
+
     def probe(self, endpoint: str) -> str:
         """Whose turn it is to probe."""
         return f"{self.prefix}probe:{endpoint}"
@@ -233,9 +285,28 @@ class Keys:
         return f"{self.prefix}{queue_name(dataset)}"
 
 
+def is_extraction(dataset: str) -> bool:
+    """Tell whether the dataset's samples are hidden states, which other workers make than those that ask servers."""
+    return dataset.endswith(EXTRACTION_SUFFIX)
+
+
+def refuse_extraction(dataset: str) -> None:
+    """Raise UsageError for a name that is kept for hidden states."""
+    if is_extraction(dataset):
+        raise UsageError(
+            f"{dataset!r} cannot be the name of a dataset of prompts: {EXTRACTION_SUFFIX} ends the names of those that "
+            "producer extract makes; choose another --dataset."
+        )
+
+
+def suspect_field(dataset: str, sample_id: str) -> str:
+    """Return the field of the hash of suspects in flight that stands for a sample."""
+    return f"{folder_name(dataset)}|{sample_id}"
+
+
 def queue_name(dataset: str) -> str:
     """Return the name of the dataset's Celery queue."""
-    return f"mill.{folder_name(dataset)}"
+    return f"{'extract' if is_extraction(dataset) else 'mill'}.{folder_name(dataset)}"
 
 
 def public_url(url: str) -> str:

@@ -13,41 +13,49 @@ from typing import Any
 import msgspec
 import redis.exceptions
 
-from app import broker, jsonl, manifest
+from app import broker, history, jsonl, manifest
 from app.broker import BrokerUrl
+from app.edges import first_and_last
 from app.errors import StoreError, UsageError
+from app.histogram import Histogram, from_buckets
 from app.index import Entry, Index, Totals
 from app.ledger import Ledger
-from app.places import DatasetFolder, dataset_folder, folder_name
+from app.lock import LockedError
+from app.outlook import Scene
+from app.places import DatasetFolder, dataset_folder, folder_name, is_extraction
 from app.queue import Queue
-from app.reckoning import Findings, Scene, combine, count, dataset_part
+from app.reckoning import Findings, combine, count, dataset_part
 from app.records import Kind
-from app.snapshot import BrokerState, Part, Snapshot
+from app.snapshot import BrokerState, Endpoint, Part, Snapshot
 from app.surroundings import find_obstacle, read_endpoints, worth_saying
+from app.tally import Counted
 
 _BATCH = 5000
 """Lines taken into a scratch index at once."""
 _TAIL_BYTES = 65536
+_LOCK_PATIENCE_S = 5.0
+"""Seconds that numbers wait for a folder's lock; then they do without what was written last."""
 
 
 def take_snapshot(
-    queue: Queue,
+    queue: Queue | None,
     prepared: Path,
     datasets: Sequence[str] | None = None,
     *,
     url: BrokerUrl | None = None,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = None,
 ) -> Snapshot:
     """Return the numbers of the named datasets, or of all that Redis or the prepared folder know.
 
-    Where Redis does not answer the files alone speak: what waits is null then.
+    Without a queue, and where Redis does not answer, the files alone speak: what waits is null then. Rates look back
+    from Redis' time, by which they are kept, unless `now` says another.
     Raises UsageError for a dataset that neither knows.
     """
     try:
-        return _take(queue, prepared, datasets, url=url, now=now(), notes=[])
+        return _take(queue, prepared, datasets, url=url, now=now, notes=[])
     except redis.exceptions.RedisError as error:
         why = str(broker.translate(error, url or _UNNAMED))
-        return _take(None, prepared, datasets, url=url, now=now(), notes=[why])
+        return _take(None, prepared, datasets, url=url, now=now, notes=[why])
 
 
 _UNNAMED = BrokerUrl(client="", celery="", shown="MILL_REDIS_URL")
@@ -59,29 +67,63 @@ def _take(
     wanted: Sequence[str] | None,
     *,
     url: BrokerUrl | None,
-    now: float,
+    now: Callable[[], float] | None,
     notes: list[str],
 ) -> Snapshot:
+    at = now() if now else time.time()
     known = queue.datasets() if queue else []
     workers = queue.workers() if queue else []
     endpoints = read_endpoints(queue, workers) if queue else []
-    scene = Scene(
-        now=now, reachable=queue is not None, workers=workers, obstacle=find_obstacle(workers, endpoints, now=now)
-    )
+    moment = queue.now() if queue and now is None else at
+    scene = _scene(queue, workers, endpoints, at=at, now=moment)
     folders, strange = find_datasets(prepared, known)
-    parts = {
-        name: dataset_part(_read(queue, name, folders[name]), scene)
-        for name in _choose(folders, wanted, prepared, complete=queue is not None)
-    }
-    notes += [*strange, *worth_saying(workers, endpoints, now=now)]
+    names = _choose(folders, wanted, prepared, complete=queue is not None)
+    found = [_read(queue, name, folders[name]) for name in names]
+    scenes = _by_work(queue, workers, endpoints, at=at, now=moment) if any(map(is_extraction, names)) else {}
+    parts = [dataset_part(one, scenes.get(is_extraction(name), scene)) for name, one in zip(names, found, strict=True)]
+    if queue and (danger := broker.eviction_danger(queue.client.info("memory"), str(url or _UNNAMED))):
+        notes.append(danger)
+    notes += [*strange, *worth_saying(workers, endpoints, now=at)]
     return Snapshot(
-        at=now,
+        at=at,
         broker=BrokerState(reachable=queue is not None, url=url.shown if url else ""),
-        totals=combine(list(parts.values()), scene, notes),
-        datasets=parts,
+        totals=combine(parts, found, scene, notes),
+        datasets=dict(zip(names, parts, strict=True)),
         workers=workers,
         endpoints=endpoints,
     )
+
+
+def _scene(
+    queue: Queue | None, workers: list[dict[str, Any]], endpoints: Sequence[Endpoint], *, at: float, now: float
+) -> Scene:
+    changes = [endpoint.since for endpoint in endpoints if endpoint.since]
+    up = [endpoint.since for endpoint in endpoints if endpoint.state == "up" and endpoint.since]
+    obstacle = find_obstacle(workers, endpoints, now=at)
+    return Scene(
+        now=now,
+        reachable=queue is not None,
+        workers=workers,
+        obstacle=obstacle,
+        # It became one with the last server that went down; of a full disk the time is not known.
+        obstacle_since=None if up or obstacle is None else max(changes, default=None),
+        workers_changed_at=queue.tally.changed() if queue else None,
+        server_changed_at=max(changes, default=None),
+        server_up_since=min(up, default=None),
+    )
+
+
+def _by_work(
+    queue: Queue | None, workers: list[dict[str, Any]], endpoints: Sequence[Endpoint], *, at: float, now: float
+) -> dict[bool, Scene]:
+    """Return who works on prompts, and who on hidden states, for which no model server is asked."""
+    extractors = [worker for worker in workers if worker.get("makes")]
+    askers = [worker for worker in workers if not worker.get("makes")]
+    scene = _scene(queue, extractors, [], at=at, now=now)
+    return {
+        False: _scene(queue, askers, endpoints, at=at, now=now),
+        True: dataclasses.replace(scene, started_by="producer up --extract"),
+    }
 
 
 def _choose(
@@ -125,7 +167,7 @@ def find_datasets(prepared: Path, known: Iterable[str]) -> tuple[dict[str, Datas
 
 def _read(queue: Queue | None, dataset: str, folder: DatasetFolder) -> Findings:
     waiting = queue.waiting(dataset) if queue else None
-    tallies = queue.rates(dataset) if queue else {}
+    counted = queue.tally.look(dataset) if queue else Counted()
     totals, notes = read_totals(folder)
     if queue and waiting and count(totals, waiting).missing:
         # Enqueue writes an id down before it puts it into Redis: what came in between the two reads is not missing.
@@ -139,7 +181,15 @@ def _read(queue: Queue | None, dataset: str, folder: DatasetFolder) -> Findings:
     if waiting and not waiting.prompts and not totals.samples and not folder.manifest.exists():
         notes.append(f"Redis knows this dataset, but there is no {folder.path}; is this the right MILL_PREPARED_DIR?")
     notes += _unread_inputs(folder)
-    return Findings(totals, waiting, tallies, notes)
+    first, last = _edges(folder)
+    return Findings(totals, waiting, counted, first, last, notes)
+
+
+def _edges(folder: DatasetFolder) -> tuple[float | None, float | None]:
+    try:
+        return first_and_last(folder)
+    except StoreError:
+        return None, None  # whoever counts the records tells of it
 
 
 def _unread_inputs(folder: DatasetFolder) -> list[str]:
@@ -157,9 +207,9 @@ def read_totals(folder: DatasetFolder) -> tuple[Totals, list[str]]:
     """
     if not folder.path.is_dir():
         return Totals({}, {}), []
-    with Ledger(folder) as ledger:
+    with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
         try:
-            notes = [str(mending) for mending in ledger.catch_up()]
+            notes = _brought_up_to_date(ledger)
             totals, bad, twice = ledger.totals(), len(ledger.bad_lines()), ledger.duplicates()
         except StoreError as error:
             return scan_totals(folder), [f"{error} The numbers were read from its files."]
@@ -168,6 +218,13 @@ def read_totals(folder: DatasetFolder) -> tuple[Totals, list[str]]:
     if twice:
         notes.append(f"{twice:,} accepted lines in {folder.path} repeat an id; producer verify names them.")
     return totals, notes
+
+
+def _brought_up_to_date(ledger: Ledger) -> list[str]:
+    try:
+        return [str(mending) for mending in ledger.catch_up()]
+    except LockedError as error:
+        return [f"{error} The numbers are those of the last write."]
 
 
 class _Head(msgspec.Struct):
@@ -184,6 +241,7 @@ def scan_totals(folder: DatasetFolder) -> Totals:
     with tempfile.TemporaryDirectory(prefix="promptmill-") as scratch:
         index = Index(Path(scratch) / "index.sqlite")
         try:
+            index.make()
             for kind in Kind:
                 rows = list[tuple[str, Entry]]()
                 for line in jsonl.read_lines(folder.lines(kind)):
@@ -210,11 +268,11 @@ def _merge(index: Index, rows: list[tuple[str, Entry]]) -> None:
 # Progress files
 
 
-def write_progress(ledger: Ledger, snapshot: Snapshot) -> None:
+def write_progress(ledger: Ledger, snapshot: Snapshot, *, before: Snapshot | None = None) -> None:
     """Replace `progress.json` and append a line to `progress.jsonl`, for the dataset of this folder.
 
-    `progress.json` is a snapshot of that dataset alone; a line is its part with `schema`, `at` and `dataset`.
-    Nothing is written for a dataset that the snapshot lacks.
+    `progress.json` is a snapshot of that dataset alone; a line is what charts need of it (app/history.py), with the
+    latency of the calls since `before`. Nothing is written for a dataset that the snapshot lacks.
     Raises StoreError.
     """
     name = next((name for name in snapshot.datasets if folder_name(name) == ledger.folder.path.name), None)
@@ -223,11 +281,20 @@ def write_progress(ledger: Ledger, snapshot: Snapshot) -> None:
     part: Part = snapshot.datasets[name]
     alone = msgspec.structs.replace(snapshot, datasets={name: part}, totals=part)
     jsonl.replace_file(ledger.folder.progress, encode(alone))
-    line = {"schema": snapshot.schema, "at": snapshot.at, "dataset": name, **msgspec.structs.asdict(part)}
-    data = msgspec.json.encode(line) + b"\n"
+    recent = _latencies_since(part, before.datasets.get(name) if before else None)
+    p95 = recent.quantile(0.95)
+    point = history.make_point(snapshot, part, latency_p95_s=None if p95 is None else round(p95, 3))
+    data = history.encode(point)
     # No fsync: recorders wait for this lock, and a lost line of progress is no loss.
     with ledger.locked(), jsonl.translated(ledger.folder.progress_log):
         _append_whole(ledger.folder.progress_log, data)
+
+
+def _latencies_since(part: Part, before: Part | None) -> Histogram:
+    if before is None:
+        return Histogram()
+    now, then = (from_buckets(one.latency.buckets, one.latency.sum_s) for one in (part, before))
+    return now.since(then)
 
 
 def encode(snapshot: Snapshot) -> bytes:

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
 from typing import Any, cast
 
 import msgspec
 import redis.client
 
 from app.broker import Client, text
-from app.places import Keys, folder_name, queue_name
+from app.clock import RedisClock
+from app.lane import Lane, Taken, decode_sample
+from app.places import Keys, folder_name, is_extraction, queue_name
 from app.records import Kind, Sample
+from app.tally import Done, Tally
 
 _SCAN = 1000
-_RATE_KEEP_S = 900
-"""Seconds of per-second tallies that are kept."""
-
-_decode_sample = msgspec.json.Decoder(Sample).decode
-
-
-@dataclasses.dataclass(frozen=True)
-class Taken:
-    """The answer to a worker that wants to ask a sample."""
-
-    state: str
-    """gone, held, paused, new, mine or orphan (see take.lua)."""
-    sample: Sample | None = None
-    deaths: int = 0
-    """Owners that died while asking it."""
-
-    @property
-    def ours(self) -> bool:
-        """Whether this worker may ask it."""
-        return self.sample is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +33,9 @@ class Waiting:
     again_failed: int = 0
     """Of `prompts`, those on disk as failed (being asked again)."""
     again_rejected: int = 0
-    oldest_in_flight_s: float | None = None
+    ages: Sequence[float] = ()
+    """Seconds for which each sample in flight has been taken, the oldest first."""
     paused: str | None = None
-    session: float | None = None
-    """Unix seconds at which the present run of work began."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-    """A sample that is on disk, for the books in Redis."""
-
-    id: str
-    kind: Kind
-    tokens: int = 0
 
 
 class Queue:
@@ -74,8 +44,13 @@ class Queue:
     def __init__(self, client: Client, keys: Keys) -> None:
         self.client = client
         self.keys = keys
-        self._take = client.register_script(_script("take"))
-        self._release = client.register_script(_script("release"))
+        self._lane = Lane(client, keys)
+        self._clock = RedisClock()
+        self.tally = Tally(client, keys, now=self.now)
+
+    def now(self) -> float:
+        """Return Unix seconds by Redis' clock, which every machine's workers share."""
+        return self._clock.read(self.client)
 
     # Filling
 
@@ -101,6 +76,21 @@ class Queue:
                 pipe.hexists(self.keys.prompts(dataset), id_)
             return {id_ for id_, there in zip(ids, pipe.execute(), strict=True) if there}
 
+    def payloads(self, dataset: str, ids: Sequence[str]) -> dict[str, Sample]:
+        """Return the waiting samples of those ids."""
+        if not ids:
+            return {}
+        values = cast("list[bytes | None]", self.client.hmget(self.keys.prompts(dataset), list(ids)))
+        return {id_: decode_sample(value) for id_, value in zip(ids, values, strict=True) if value is not None}
+
+    def asked_again(self, dataset: str, ids: Sequence[str]) -> dict[str, Kind]:
+        """Return those ids that are being asked again, and what they are on disk."""
+        found = dict[str, Kind]()
+        for kind in (Kind.FAILED, Kind.REJECTED) if ids else ():
+            answers = cast("list[int]", self.client.smismember(self.keys.again(dataset, kind), list(ids)))
+            found.update((id_, kind) for id_, there in zip(ids, answers, strict=True) if there)
+        return found
+
     def put(
         self,
         dataset: str,
@@ -116,9 +106,8 @@ class Queue:
         """
         if not samples:
             return []
-        session = self.keys.session(dataset)
         if not self.client.hlen(self.keys.prompts(dataset)):
-            self.client.set(session, repr(time.time()))
+            self.tally.begin(dataset)
         with self.client.pipeline(transaction=False) as pipe:
             for sample in samples:
                 pipe.hsetnx(self.keys.prompts(dataset), sample.id, msgspec.json.encode(sample).decode("utf-8"))
@@ -153,41 +142,35 @@ class Queue:
 
     def take(self, dataset: str, sample_id: str, owner: str) -> Taken:
         """Take a sample for `owner`, or say why not."""
-        keys = [
-            self.keys.prompts(dataset),
-            self.keys.flights(dataset),
-            self.keys.deaths(dataset),
-            self.keys.paused,
-        ]
-        args = [sample_id, owner, self.keys.worker(""), dataset]
-        state, *rest = cast("list[Any]", self._take(keys=keys, args=args))
-        if not rest:
-            return Taken(text(state))
-        return Taken(text(state), _decode_sample(rest[0]), int(rest[1]))
+        return self._lane.take(dataset, sample_id, owner)
 
     def release(self, dataset: str, sample_id: str, owner: str) -> None:
         """Give a sample back that `owner` took and did not record."""
-        self._release(keys=[self.keys.flights(dataset)], args=[sample_id, owner])
+        self._lane.release(dataset, sample_id, owner)
+
+    def blame(self, dataset: str, sample_id: str, owner: str) -> bool:
+        """Count the death of a model server that worked on a sample of `owner`; tell whether it is a suspect now.
+
+        A suspect is given back: it is to be asked in the lane.
+        """
+        return self._lane.blame(dataset, sample_id, owner)
 
     def crash(self, dataset: str, sample_id: str) -> int:
         """Count an unexpected error while a sample was asked; return how many there were."""
         return int(self.client.hincrby(self.keys.crashes(dataset), sample_id, 1))
 
     def finish(self, dataset: str, done: Iterable[Done], *, at: float | None = None) -> None:
-        """Drop the payloads of recorded samples and add them to the rates."""
+        """Drop the payloads of recorded samples and count them."""
         items = list(done)
         if not items:
             return
         ids = [item.id for item in items]
-        second = int(time.time() if at is None else at)
-        tally = Counter(f"{second}:{item.kind}" for item in items)
-        tally[f"{second}:tokens"] = sum(item.tokens for item in items if item.kind is Kind.ACCEPTED)
+        second = int(self.now() if at is None else at)
         with self.client.pipeline(transaction=False) as pipe:
             self._drop(pipe, dataset, ids)
-            for field, amount in tally.items():
-                if amount:
-                    pipe.hincrby(self.keys.rates(dataset), field, amount)
-            pipe.execute()
+            self.tally.add(pipe, dataset, items, second=second)
+            suspects = pipe.execute()[0]
+        self._lane.widen(suspects)
 
     def forget(self, dataset: str, ids: Sequence[str]) -> None:
         """Drop the payloads of samples that turned out to be recorded already."""
@@ -199,6 +182,7 @@ class Queue:
 
     def _drop(self, pipe: redis.client.Pipeline, dataset: str, ids: Sequence[str]) -> None:
         keys = self.keys
+        self._lane.leave(pipe, dataset, ids)  # first, for `finish` reads its reply
         for key in (keys.prompts(dataset), keys.flights(dataset), keys.deaths(dataset), keys.crashes(dataset)):
             pipe.hdel(key, *ids)
         for kind in (Kind.FAILED, Kind.REJECTED):
@@ -209,6 +193,7 @@ class Queue:
     def pause(self, dataset: str, why: str) -> None:
         """Stop workers from taking the dataset's tickets."""
         self.client.hset(self.keys.paused, dataset, why)
+        self.tally.mark_pause(dataset)
 
     def resume(self, dataset: str) -> None:
         """Let workers take the dataset's tickets again; what went wrong before is forgiven."""
@@ -216,15 +201,19 @@ class Queue:
             pipe.hdel(self.keys.paused, dataset)
             pipe.delete(self.keys.crashes(dataset))
             pipe.execute()
+        self.tally.mark_resume(dataset)
 
-    def queues(self) -> tuple[set[str], set[str]]:
-        """Return the Celery queues that workers shall read, and those of paused datasets."""
+    def queues(self, *, extract: bool = False) -> tuple[set[str], set[str]]:
+        """Return the Celery queues that workers shall read, and those of paused datasets.
+
+        `extract`: those of datasets of hidden states, for the workers that make them; else all others.
+        """
         with self.client.pipeline(transaction=False) as pipe:
             pipe.hkeys(self.keys.datasets)
             pipe.hkeys(self.keys.paused)
             known, paused = pipe.execute()
-        stopped = {queue_name(text(name)) for name in paused}
-        return {queue_name(text(name)) for name in known} - stopped, stopped
+        stopped = {queue_name(name) for name in map(text, paused) if is_extraction(name) == extract}
+        return {queue_name(name) for name in map(text, known) if is_extraction(name) == extract} - stopped, stopped
 
     # Looking
 
@@ -232,25 +221,36 @@ class Queue:
         """Return what Redis holds of the dataset."""
         with self.client.pipeline(transaction=False) as pipe:
             pipe.hlen(self.keys.prompts(dataset))
-            pipe.hvals(self.keys.flights(dataset))
+            pipe.hgetall(self.keys.flights(dataset))
             pipe.scard(self.keys.again(dataset, Kind.FAILED))
             pipe.scard(self.keys.again(dataset, Kind.REJECTED))
             pipe.hget(self.keys.paused, dataset)
-            pipe.get(self.keys.session(dataset))
-            prompts, flights, failed, rejected, paused, session = pipe.execute()
-        starts = [_flight(value) for value in flights]
+            prompts, flights, failed, rejected, paused = pipe.execute()
+        there = self.waiting_ids(dataset, [text(id_) for id_ in flights])
+        starts = [_flight(value) for id_, value in flights.items() if text(id_) in there]
         alive = self.living({owner for owner, _start in starts})
-        flying = [start for owner, start in starts if owner in alive]
+        now = self.now()
+        flying = (now - start for owner, start in starts if owner in alive)
+        ages = tuple(sorted((max(0.0, age) for age in flying), reverse=True))
         return Waiting(
             prompts=prompts,
-            in_flight=len(flying),
-            orphaned=len(starts) - len(flying),
+            in_flight=len(ages),
+            orphaned=len(starts) - len(ages),
             again_failed=failed,
             again_rejected=rejected,
-            oldest_in_flight_s=max(0.0, time.time() - min(flying)) if flying else None,
+            ages=ages,
             paused=text(paused) or None,
-            session=float(session) if session else None,
         )
+
+    def flights(self, dataset: str) -> dict[str, str]:
+        """Return the samples that were taken and not given back or recorded yet, and who took each."""
+        values = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.flights(dataset)))
+        return {text(id_): _flight(value)[0] for id_, value in values.items()}
+
+    def drop_flights(self, dataset: str, ids: Sequence[str]) -> None:
+        """Forget who asks those ids."""
+        if ids:
+            self.client.hdel(self.keys.flights(dataset), *ids)
 
     def living(self, owners: Iterable[str]) -> set[str]:
         """Return which of those workers have a heartbeat."""
@@ -265,14 +265,18 @@ class Queue:
         with self.client.pipeline(transaction=False) as pipe:
             pipe.set(self.keys.worker(owner), msgspec.json.encode(heartbeat).decode(), px=int(ttl_s * 1000))
             pipe.sadd(self.keys.workers, owner)
-            pipe.execute()
+            new = pipe.execute()[1]
+        if new:
+            self.tally.mark_change()
 
     def part(self, owner: str) -> None:
         """Tell that a worker has ended."""
         with self.client.pipeline(transaction=False) as pipe:
             pipe.delete(self.keys.worker(owner))
             pipe.srem(self.keys.workers, owner)
-            pipe.execute()
+            known = pipe.execute()[1]
+        if known:
+            self.tally.mark_change()
 
     def workers(self) -> list[dict[str, Any]]:
         """Return the heartbeats of the living workers, by owner."""
@@ -281,59 +285,60 @@ class Queue:
             return []
         values = cast("list[bytes | None]", self.client.mget([self.keys.worker(owner) for owner in owners]))
         gone = [owner for owner, value in zip(owners, values, strict=True) if value is None]
-        if gone:
-            self.client.srem(self.keys.workers, *gone)
+        if gone and self.client.srem(self.keys.workers, *gone):
+            self.tally.mark_change()
         beats = zip(owners, values, strict=True)
         return [{"owner": owner, **msgspec.json.decode(value)} for owner, value in beats if value is not None]
 
-    def rates(self, dataset: str) -> dict[int, dict[str, int]]:
-        """Return per-second tallies: unix second -> {kind or "tokens": amount}."""
-        seconds: dict[int, dict[str, int]] = {}
-        values = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.rates(dataset)))
-        for field, amount in values.items():
-            second, _, what = text(field).partition(":")
-            seconds.setdefault(int(second), {})[what] = int(amount)
-        return seconds
-
-    def trim_rates(self, dataset: str) -> None:
-        """Forget tallies older than 15 minutes."""
-        oldest = time.time() - _RATE_KEEP_S
-        fields = cast("list[bytes]", self.client.hkeys(self.keys.rates(dataset)))
-        old = [field for field in fields if int(text(field).partition(":")[0]) < oldest]
-        if old:
-            self.client.hdel(self.keys.rates(dataset), *old)
-
-    def begin_session(self) -> None:
+    def begin_runs(self) -> None:
         """Start every dataset's rates anew: the first worker came up."""
         for dataset in self.datasets():
-            self.client.set(self.keys.session(dataset), repr(time.time()))
+            self.tally.begin(dataset)
 
     def take_turn(self, name: str, owner: str, *, for_s: float) -> bool:
         """Tell whether a periodic duty falls to `owner` now; nobody else gets it for `for_s` seconds."""
-        return bool(self.client.set(self.keys.turn(name), owner, nx=True, px=max(1, int(for_s * 1000))))
+        return take_turn(self.client, self.keys.turn(name), owner, for_s=for_s)
+
+    def bound(self) -> int | None:
+        """Return how many requests in flight per model server a person has set for all workers; None: no such."""
+        value = cast("bytes | None", self.client.get(self.keys.bound))
+        return int(value) if value is not None and value.isdigit() else None
+
+    def set_bound(self, n: int | None) -> None:
+        """Set that bound, in the place of MILL_MAX_IN_FLIGHT, or with None leave it to MILL_MAX_IN_FLIGHT again.
+
+        Workers keep to it within about a second; what runs beyond it is let finish.
+        Raises ValueError for a bound below 1.
+        """
+        if n is None:
+            self.client.delete(self.keys.bound)
+            return
+        if n < 1:
+            raise ValueError(f"a bound of {n} requests in flight would stop all work")
+        self.client.set(self.keys.bound, n)
 
     # Losing
 
-    def without_ticket(self, dataset: str) -> set[str]:
+    def without_ticket(self, dataset: str, *, thorough: bool = False) -> set[str]:
         """Return the ids that have a payload but no ticket, queued or delivered.
 
         A ticket that moves while this looks can be missed, so only an id that is found twice, some seconds apart,
-        is lost. Cheap while the counts agree: the queue is read only when it holds too few tickets.
+        is lost. Cheap while the counts agree: unless `thorough`, the queue is read only when it holds too few tickets,
+        and tickets of samples that do not wait any more can hide others' loss until workers have taken them.
         """
         delivered = self._delivered_ids(dataset)
         with self.client.pipeline(transaction=False) as pipe:
             pipe.hlen(self.keys.prompts(dataset))
             pipe.llen(self.keys.queue(dataset))
             prompts, queued = pipe.execute()
-        if prompts <= queued + len(delivered):
+        if not prompts or (not thorough and prompts <= queued + len(delivered)):
             return set()
         ids = cast("list[bytes]", self.client.hkeys(self.keys.prompts(dataset)))
         missing = {text(id_) for id_ in ids} - delivered
         for message in self._scan_tickets(dataset):
             missing.discard(_sample_id_of(message, dataset))
         # A delivery that was acked by its copy may still be asked by a living worker.
-        flights = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.flights(dataset)))
-        owners = {text(id_): _flight(value)[0] for id_, value in flights.items()}
+        owners = self.flights(dataset)
         alive = self.living(set(owners.values()))
         return {id_ for id_ in missing if owners.get(id_) not in alive}
 
@@ -353,8 +358,19 @@ class Queue:
             start += len(page)
 
 
-def _script(name: str) -> str:
-    return resources.files("app").joinpath(f"lua/{name}.lua").read_text(encoding="utf-8")
+def take_turn(client: Client, key: str, owner: str, *, for_s: float, longest_s: float | None = None) -> bool:
+    """Tell whether a turn falls to `owner` now; nobody else gets it for `for_s` seconds.
+
+    A turn with more than `longest_s` (`for_s` unless given) to go was taken before Redis' clock was set back, and is
+    over.
+    """
+    for_ms = max(1, int(for_s * 1000))
+    if client.set(key, owner, nx=True, px=for_ms):
+        return True
+    if client.pttl(key) <= (longest_s or for_s) * 1000:
+        return False
+    client.set(key, owner, px=for_ms)
+    return True
 
 
 def _flight(value: bytes) -> tuple[str, float]:

@@ -1,41 +1,21 @@
-"""Works out a snapshot: counts that always add up, rates, an honest ETA. Pure arithmetic."""
+"""Works out a snapshot: counts that always add up, rates, distributions, an honest ETA. Pure arithmetic."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
+from app.histogram import Histogram, merge
 from app.index import Totals
+from app.outlook import Ahead, Scene, eta_of, quiet_since
+from app.pace import rates_of
 from app.queue import Waiting
 from app.records import Kind
-from app.snapshot import NO_RATE, CompletionTokens, Counts, Part, Rate, State
-
-WINDOWS_S = (60, 300, 900)
-"""Seconds that rates look back; a longer window is taken while a shorter one holds too few samples."""
-ENOUGH = 10
-"""Finished samples from which a window's rate is trusted."""
-_SHORTEST_SPAN_S = 1.0
-
-Tallies = Mapping[int, Mapping[str, int]]
-"""Unix second -> {kind or "tokens": amount}, as the queue keeps them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Scene:
-    """What all datasets share at the moment of a snapshot."""
-
-    now: float
-    reachable: bool = True
-    workers: Sequence[Mapping[str, Any]] = ()
-    obstacle: str | None = None
-    """One sentence for what keeps every worker from working."""
-
-    @property
-    def takers(self) -> int:
-        """Workers that take new samples."""
-        return sum(worker.get("state") != "draining" for worker in self.workers)
+from app.snapshot import NO_RATE, Counts, Latency, Part, Rates, State, Tokens
+from app.tally import Counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +25,10 @@ class Findings:
     totals: Totals
     waiting: Waiting | None = None
     """None: Redis could not be reached."""
-    tallies: Tallies = dataclasses.field(default_factory=dict)
+    counted: Counted = dataclasses.field(default_factory=Counted)
+    first_record_at: float | None = None
+    last_record_at: float | None = None
+    """Unix seconds at which the first and the newest sample on disk was finished."""
     notes: Sequence[str] = ()
 
 
@@ -79,62 +62,27 @@ def count(totals: Totals, waiting: Waiting | None) -> Counts:
     return Counts(**known, queued=queued, in_flight=in_flight, missing=left - live, orphaned=orphaned)
 
 
-def measure(tallies: Tallies, *, session: float | None, now: float, widen: bool = True) -> Rate:
-    """Return this session's rates over a minute, or longer while a minute holds fewer than ten finished samples.
-
-    Tallies are per whole second, so the window begins at a whole second too; the running second counts as far as it
-    has come. A second shared with an earlier session is left out.
-    """
-    begin = -math.inf if session is None else math.ceil(session)
-    settled_ever = sum(_settled(tally) for second, tally in tallies.items() if second >= begin)
-    for window in WINDOWS_S if widen else WINDOWS_S[:1]:
-        start = max(begin, math.ceil(now) - window)
-        seen = [tally for second, tally in tallies.items() if second >= start]
-        if start == begin or sum(map(_settled, seen)) >= ENOUGH:
-            break
-    span = now - start
-    if span < _SHORTEST_SPAN_S or not settled_ever:
-        return Rate()
-    return Rate(
-        samples_per_s=_per_second(seen, Kind.ACCEPTED, span),
-        tokens_per_s=_per_second(seen, "tokens", span),
-        rejected_per_s=_per_second(seen, Kind.REJECTED, span),
-        failed_per_s=_per_second(seen, Kind.FAILED, span),
-        window_s=round(span, 3),
-    )
-
-
-def _settled(tally: Mapping[str, int]) -> int:
-    return sum(tally.get(kind, 0) for kind in (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED))
-
-
-def _per_second(tallies: Iterable[Mapping[str, int]], what: str, span: float) -> float:
-    return round(sum(tally.get(what, 0) for tally in tallies) / span, 3)
-
-
 def dataset_part(found: Findings, scene: Scene) -> Part:
     """Return one dataset's numbers."""
     waiting = found.waiting or Waiting()
     counts = count(found.totals, found.waiting)
-    rate = NO_RATE
-    if not scene.reachable:
-        rate = Rate()
-    elif scene.workers:
-        widen = counts.live > 0 and scene.obstacle is None and waiting.paused is None
-        rate = measure(found.tallies, session=waiting.session, now=scene.now, widen=widen)
     state = _state(counts, waiting, scene)
-    eta_s, eta_reason = _outlook(counts, rate, state, scene)
+    run, ahead = found.counted.run, Ahead(counts, state, found.counted, waiting.ages, found.last_record_at)
     return Part(
         state=state,
         counts=counts,
         percent=_percent(counts),
-        completion_tokens=_tokens(found.totals),
-        rate=rate,
-        eta_s=eta_s,
-        eta_reason=eta_reason,
+        rates=_rates([found], scene, live=counts.live),
+        latency=_latency(found.counted.stats.latency),
+        tokens=_tokens([found], scene),
+        eta=eta_of([ahead], scene),
         reasons=_reasons(found.totals),
-        oldest_in_flight_s=waiting.oldest_in_flight_s,
-        session_started_at=waiting.session,
+        call_faults=_most_first(found.counted.stats.faults),
+        oldest_in_flight_s=max(waiting.ages, default=None),
+        stalled_since=_stalled_since(ahead, found, scene),
+        run_started_at=run.began if run else None,
+        first_record_at=found.first_record_at,
+        last_record_at=found.last_record_at,
         notes=[*_notes(counts, waiting, state, scene), *found.notes],
     )
 
@@ -152,25 +100,44 @@ def _state(counts: Counts, waiting: Waiting, scene: Scene) -> State:
     return next((state for holds, state in rules if holds), State.RUNNING)
 
 
-def _outlook(counts: Counts, rate: Rate, state: State, scene: Scene) -> tuple[float | None, str | None]:
-    """Return the seconds that the queued samples will take, or why nobody can know."""
-    settled = rate.settled_per_s
-    rules = (
-        (not counts.left, "nothing to do"),
-        (not scene.reachable, "without Redis nobody can tell what is queued"),
-        (not counts.live, "nothing is queued"),
-        (state is State.PAUSED, "paused"),
-        (not scene.workers, "no worker is running"),
-        (scene.obstacle is not None, scene.obstacle),
-        (not scene.takers, "every worker is ending"),
-        (counts.orphaned == counts.live, "the rest waits until a dead worker's lease runs out"),
-        (settled is None, "no finished sample yet in this run"),
-        (settled == 0.0, f"no sample finished in the last {rate.window_s or 0:.0f} seconds"),
+def _rates(found: Sequence[Findings], scene: Scene, *, live: int) -> Rates:
+    """Return the rates of one dataset or of several together; 0 now while nobody works."""
+    if not scene.reachable:
+        return Rates()
+    ends = [one.last_record_at for one in found if one.last_record_at is not None]
+    rates = rates_of([one.counted for one in found], now=scene.now, end=None if live else max(ends, default=None))
+    return rates if scene.workers else Rates(now=NO_RATE, five_minutes=rates.five_minutes, run=rates.run)
+
+
+def _latency(latencies: Histogram) -> Latency:
+    mean, p95 = latencies.mean, latencies.quantile(0.95)
+    return Latency(
+        mean_s=None if mean is None else round(mean, 3),
+        p95_s=None if p95 is None else round(p95, 3),
+        count=latencies.count,
+        sum_s=round(latencies.total, 3),
+        buckets=latencies.buckets(),
     )
-    for holds, reason in rules:
-        if holds:
-            return None, reason
-    return round(counts.live / (settled or 1.0), 1), None
+
+
+def _tokens(found: Sequence[Findings], scene: Scene) -> Tokens:
+    accepted = [one.totals.by_kind[Kind.ACCEPTED] for one in found if one.totals.count(Kind.ACCEPTED)]
+    total, n = sum(tally.tokens for tally in accepted), sum(tally.n for tally in accepted)
+    lengths = merge(one.counted.stats.lengths for one in found)
+    p95 = lengths.quantile(0.95)
+    return Tokens(
+        total=total,
+        mean=round(total / n, 1) if n else None,
+        p95=None if p95 is None else round(p95, 1),
+        prompt_total=sum(one.counted.stats.prompt_tokens for one in found) if scene.reachable else None,
+        buckets=lengths.buckets(),
+    )
+
+
+def _stalled_since(ahead: Ahead, found: Findings, scene: Scene) -> float | None:
+    if ahead.state is State.STALLED:
+        return scene.obstacle_since or found.last_record_at
+    return quiet_since(ahead, scene) if ahead.state is State.RUNNING else None
 
 
 def _percent(counts: Counts) -> float | None:
@@ -179,19 +146,16 @@ def _percent(counts: Counts) -> float | None:
     return math.floor(1000 * (counts.samples - counts.left) / counts.samples) / 10
 
 
-def _tokens(totals: Totals) -> CompletionTokens:
-    accepted = totals.by_kind.get(Kind.ACCEPTED)
-    if accepted is None or not accepted.n:
-        return CompletionTokens()
-    return CompletionTokens(total=accepted.tokens, mean=round(accepted.tokens / accepted.n, 1))
-
-
 def _reasons(totals: Totals) -> dict[str, dict[str, int]]:
     reasons: dict[str, dict[str, int]] = {kind.value: {} for kind in (Kind.REJECTED, Kind.FAILED, Kind.REFUSED)}
     for (kind, reason), n in sorted(totals.by_reason.items(), key=lambda item: -item[1]):
         if kind.value in reasons and n > 0:
             reasons[kind.value][reason] = n
     return reasons
+
+
+def _most_first(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _notes(counts: Counts, waiting: Waiting, state: State, scene: Scene) -> list[str]:
@@ -205,7 +169,7 @@ def _notes(counts: Counts, waiting: Waiting, state: State, scene: Scene) -> list
         (waiting.paused is not None and counts.left > 0, f"Paused: {waiting.paused}."),
         (
             state is State.WAITING and not scene.workers,
-            "No worker is running; start some with producer up, or celery -A app worker.",
+            f"No worker is running; start some with {scene.started_by}.",
         ),
         (
             bool(counts.orphaned),
@@ -220,40 +184,43 @@ def _are(n: int | None) -> str:
     return "1 sample is" if n == 1 else f"{n or 0:,} samples are"
 
 
-def combine(parts: Sequence[Part], scene: Scene, notes: Sequence[str]) -> Part:
+def combine(parts: Sequence[Part], found: Sequence[Findings], scene: Scene, notes: Sequence[str]) -> Part:
     """Return the sum of all datasets, with the notes that belong to none of them."""
     counts = _add_counts([part.counts for part in parts])
-    state = next((state for state in State if any(part.state is state for part in parts)), State.EMPTY)
-    # What is paused or lost neither finishes nor keeps the rest from finishing.
-    moving = [part for part in parts if part.counts.live and part.state is not State.PAUSED]
-    rate = _add_rates([part.rate for part in parts])
-    ahead = Counts(
-        left=counts.left,
-        queued=sum(part.counts.queued or 0 for part in moving),
-        in_flight=sum(part.counts.in_flight or 0 for part in moving),
-        orphaned=sum(part.counts.orphaned or 0 for part in moving),
-    )
-    eta_s, eta_reason = _outlook(ahead, _add_rates([part.rate for part in moving]), state, scene)
-    if counts.live and not moving:
-        eta_reason = "paused"
-    tokens = sum(part.completion_tokens.total for part in parts)
-    ages = [part.oldest_in_flight_s for part in parts if part.oldest_in_flight_s is not None]
-    starts = [part.session_started_at for part in parts if part.session_started_at is not None]
+    ahead = [
+        Ahead(part.counts, part.state, one.counted, one.waiting.ages if one.waiting else (), one.last_record_at)
+        for part, one in zip(parts, found, strict=True)
+    ]
+    stalled = [part.stalled_since for part in parts if part.state in {State.RUNNING, State.STALLED}]
     return Part(
-        state=state,
+        state=next((state for state in State if any(part.state is state for part in parts)), State.EMPTY),
         counts=counts,
         percent=_percent(counts),
-        completion_tokens=CompletionTokens(
-            total=tokens, mean=round(tokens / counts.accepted, 1) if counts.accepted else None
-        ),
-        rate=rate,
-        eta_s=eta_s,
-        eta_reason=eta_reason,
+        rates=_rates(found, scene, live=counts.live),
+        latency=_latency(merge(one.counted.stats.latency for one in found)),
+        tokens=_tokens(found, scene),
+        eta=eta_of(ahead, scene),
         reasons=_add_reasons([part.reasons for part in parts]),
-        oldest_in_flight_s=max(ages, default=None),
-        session_started_at=min(starts, default=None),
+        call_faults=_most_first(_add_faults([part.call_faults for part in parts])),
+        oldest_in_flight_s=max(_known(part.oldest_in_flight_s for part in parts), default=None),
+        # It stalls as a whole once the last one does.
+        stalled_since=None if None in stalled else max(_known(stalled), default=None),
+        run_started_at=min(_known(part.run_started_at for part in parts), default=None),
+        first_record_at=min(_known(part.first_record_at for part in parts), default=None),
+        last_record_at=max(_known(part.last_record_at for part in parts), default=None),
         notes=list(notes),
     )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _add_faults(faults: Sequence[Mapping[str, int]]) -> Counter[str]:
+    sums: Counter[str] = Counter()
+    for one in faults:
+        sums.update(one)
+    return sums
 
 
 def _add_counts(counts: Sequence[Counts]) -> Counts:
@@ -262,15 +229,6 @@ def _add_counts(counts: Sequence[Counts]) -> Counts:
         values = [cast("int | None", getattr(one, field)) for one in counts]
         sums[field] = None if None in values else sum(value or 0 for value in values)
     return Counts(**cast("dict[str, int]", sums))
-
-
-def _add_rates(rates: Sequence[Rate]) -> Rate:
-    known = [rate for rate in rates if rate.samples_per_s is not None]
-    if not known:
-        return Rate() if rates else NO_RATE
-    fields = ("samples_per_s", "tokens_per_s", "rejected_per_s", "failed_per_s")
-    sums = {field: round(sum(getattr(rate, field) or 0.0 for rate in known), 3) for field in fields}
-    return Rate(**sums, window_s=max((rate.window_s for rate in known if rate.window_s is not None), default=None))
 
 
 def _add_reasons(reasons: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:

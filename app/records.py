@@ -13,6 +13,9 @@ import msgspec
 SCHEMA_VERSION = 1
 """Version of the record line; raised whenever a field changes its meaning."""
 
+POISON = "poison"
+"""Why a sample failed over which workers or model servers died."""
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAFE_ID_CHARS = 64
 _DIGEST_CHARS = 12
@@ -84,8 +87,22 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    unparsed_calls: bool = False
+    """Whether tools were offered and the content still holds the markup of calls that nobody could read."""
     prompt_token_ids: list[int] | None = None
     output_ids: list[int] | None = None
+    ids: str | None = None
+    """Where the ids came from: "server"; None where there are none."""
+    ids_end: str | None = None
+    """What the output ids end with: "eos", "stop" (a stop string's or stop token's ids), "none", or None: unknown."""
+    ids_check: str | None = None
+    """Whether the decoded output ids were compared with the answer's text: "ok", "mismatch", or None: they were not."""
+    raw: str | None = None
+    """The model's whole text, where reasoning and content do not say it."""
+    template: str | None = None
+    """Fingerprint of the chat template, where the prompt was rendered here."""
+    notes: list[str] = []
+    """What was odd about the answer, a sentence each."""
     usage: Usage = Usage()
     model: str | None = None
     """The model's name as the server gave it."""
@@ -133,11 +150,20 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     tool_calls: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    unparsed_calls: bool = False
     prompt_token_ids: list[int] | None = None
     output_ids: list[int] | None = None
+    ids: str | None = None
+    ids_end: str | None = None
+    ids_check: str | None = None
+    raw: str | None = None
+    template: str | None = None
+    notes: list[str] = []
     usage: Usage = Usage()
     model: str | None = None
     endpoint: str | None = None
+    backend: str | None = None
+    """Which server it is and in which version, as far as it told."""
     protocol: str | None = None
     sampling: dict[str, Any]
     """Every generation parameter that was sent."""

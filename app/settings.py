@@ -10,7 +10,7 @@ import tomllib
 import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import dotenv
 import pydantic
@@ -19,6 +19,7 @@ from pydantic import Field, SecretStr
 
 from app.errors import SettingError
 from app.places import Keys, StateDir
+from app.verdict import Rules
 
 ENV_PREFIX = "MILL_"
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
@@ -64,7 +65,7 @@ class BrokerSettings(_Group):
     redis_password: SecretStr | None = None
     """Put into the URL where it has no password, so that the URL itself can be written down."""
     redis_password_file: Path | None = None
-    """A file whose first line is the password."""
+    """A file whose first line is the password; read again for every new connection."""
     key_prefix: str = Field(default="mill:", pattern=r"^[A-Za-z0-9._:-]{1,40}$")
     """Begins every Redis key, so that several runs can share one server."""
 
@@ -81,6 +82,8 @@ class StoreSettings(_Group):
     """The folder of the dataset folders."""
     state_dir: Path = Path(".promptmill")
     """The folder of the local services: embedded Redis, process ids, logs."""
+    shared_folder: Literal["auto", "yes", "no"] = "auto"
+    """Whether several machines use `prepared_dir` at the same time; auto: if it lies on a network disk."""
 
     @property
     def state(self) -> StateDir:
@@ -103,6 +106,12 @@ class ServerSettings(_Group):
     """Seconds within which a connection must be made."""
     max_body_mb: float = Field(default=64, gt=0)
     """Answers larger than this many MiB are faults."""
+    protocol: Literal["auto", "openai", "sglang", "vllm-tokens"] = "auto"
+    """How servers are asked; auto: by chat completions, after asking each what it is."""
+    tokenizer: str | None = None
+    """A folder or hub name of the model's tokenizer; unset: for the protocols that need one, the model's name."""
+    allow_unknown_parameters: bool = False
+    """Send parameters that the server does not know, instead of pausing the dataset."""
 
     @pydantic.field_validator("model_urls", mode="before")
     @classmethod
@@ -139,6 +148,22 @@ class WorkerSettings(_Group):
     """Seconds between two progress lines."""
     probe_s: float = Field(default=3, gt=0)
     """Seconds between two probes of a server that is down, over all workers."""
+
+
+class LogSettings(_Group):
+    """How logs are written."""
+
+    log_format: Literal["text", "json"] = "text"
+    """What workers write: lines for people, or one JSON object a line."""
+
+
+class ExtractSettings(_Group):
+    """What a worker that makes hidden states needs to know of its machine."""
+
+    extract: bool = False
+    """Whether the worker makes hidden states (`producer extract`) instead of asking model servers."""
+    device: str | None = Field(default=None, pattern=r"^(cpu|auto|mps|cuda(:\d+)?)$")
+    """Where the target model runs: cpu, cuda, cuda:1, or auto (spread over all GPUs). Unset: cuda if there is one."""
 
 
 class QueueSettings(_Group):
@@ -179,6 +204,10 @@ class GenerationSettings(_Group):
     """Shorter answers are rejected as too_short."""
     keep_truncated: bool = False
     """Accept answers that were cut at max_tokens."""
+    allow_think_leak: bool = False
+    """Accept answers with a think tag in their content."""
+    max_repetition: float | None = Field(default=None, ge=0, le=1)
+    """Answers of which a greater share repeats itself are rejected as repetition; unset: none is."""
 
     @pydantic.field_validator("stop", mode="before")
     @classmethod
@@ -196,7 +225,14 @@ class GenerationSettings(_Group):
 
     def content(self) -> dict[str, Any]:
         """Return the settings that were set, as plain JSON values."""
-        return self.model_dump(mode="json", exclude_none=True)
+        content = self.model_dump(mode="json", exclude_none=True)
+        if not self.allow_think_leak:
+            del content["allow_think_leak"]  # manifests that are older than the setting do not have it
+        return content
+
+    def rules(self) -> Rules:
+        """Return what is asked of the completions."""
+        return Rules(**{name: getattr(self, name) for name in Rules.__struct_fields__})
 
     def sampling(self) -> dict[str, Any]:
         """Return the request fields: only what was set (and max_tokens, which always is)."""
@@ -207,13 +243,15 @@ class GenerationSettings(_Group):
 
 _OWN_FIELDS = {"model", "messages", "tools", "stream", "stream_options", "n"}
 """Request fields that promptmill fills itself, or whose answers it could not read."""
-_NOT_SENT = {"model", "extra_body", "seed", "system", "min_completion_tokens", "keep_truncated"}
+_NOT_SENT = {"model", "extra_body", "seed", "system", *Rules.__struct_fields__}
 
 GROUPS: tuple[type[_Group], ...] = (
     BrokerSettings,
     StoreSettings,
     ServerSettings,
     WorkerSettings,
+    LogSettings,
+    ExtractSettings,
     QueueSettings,
     GenerationSettings,
 )
@@ -242,6 +280,18 @@ def _explain(error: pydantic.ValidationError) -> str:
     if first["type"] == "dict_type":
         message = 'Input should be a JSON object, such as {"key": true}'
     return f"{ENV_PREFIX}{name.upper()} cannot be used: {message[0].lower()}{message[1:]}."
+
+
+def secret_values() -> list[str]:
+    """Return every secret in the settings, so that logs can leave them out.
+
+    Raises SettingError.
+    """
+    broker, servers = load(BrokerSettings), load(ServerSettings)
+    plain = [one.get_secret_value() for one in (broker.redis_password, servers.api_key) if one]
+    urls = [*servers.model_urls, *([broker.redis_url.get_secret_value()] if broker.redis_url else [])]
+    quoted = [url.rpartition("@")[0].rpartition("/")[2].partition(":")[2] for url in urls if "@" in url]
+    return [*plain, *quoted, *(urllib.parse.unquote(one) for one in quoted)]
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
@@ -361,6 +411,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 __all__ = [
     "BrokerSettings",
     "GenerationSettings",
+    "LogSettings",
     "QueueSettings",
     "ServerSettings",
     "StoreSettings",
@@ -371,6 +422,7 @@ __all__ = [
     "fingerprint",
     "generation_from_content",
     "load",
+    "secret_values",
     "set_default_variable",
     "unknown_variables",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the snapshot's JSON form; raised whenever a field changes its meaning."""
 
 
@@ -57,25 +57,43 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return (self.queued or 0) + (self.in_flight or 0)
 
 
-class CompletionTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Completion tokens of the accepted samples."""
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the answered calls took, waiting for a permit not included; since Redis knows the dataset."""
+
+    mean_s: float | None = None
+    p95_s: float | None = None
+    count: int = 0
+    sum_s: float = 0.0
+    buckets: list[tuple[float, int]] = []
+    """(Upper bound in seconds, calls up to it and above the bound before), empty ones left out."""
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Completion tokens of the accepted samples, and what was sent for them."""
 
     total: int = 0
+    """By the files."""
     mean: float | None = None
-    """Per accepted sample; null while there is none."""
+    """Per accepted sample, by the files; null while there is none."""
+    p95: float | None = None
+    """Since Redis knows the dataset."""
+    prompt_total: int | None = None
+    """Prompt tokens of all answered samples since Redis knows the dataset; null while it cannot be reached."""
+    buckets: list[tuple[float, int]] = []
+    """(Upper bound in tokens, accepted samples up to it and above the bound before), since Redis knows the dataset."""
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """What this run finished per second; null while nothing is known, 0 while nobody works."""
+    """What this run finished per second over one window; null while nothing is known, 0 while nobody works."""
 
     samples_per_s: float | None = None
     """Accepted samples alone."""
     tokens_per_s: float | None = None
-    """Completion tokens of accepted samples, as seen."""
+    """Completion tokens of the accepted samples."""
     rejected_per_s: float | None = None
     failed_per_s: float | None = None
     window_s: float | None = None
-    """Seconds looked back; less than a minute right after a run's start."""
+    """Seconds looked back: those of the window, or those since the run began or was resumed."""
 
     @property
     def settled_per_s(self) -> float | None:
@@ -88,6 +106,30 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 NO_RATE = Rate(samples_per_s=0.0, tokens_per_s=0.0, rejected_per_s=0.0, failed_per_s=0.0)
 
 
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """The same rates over three windows; those of several datasets share each window's beginning."""
+
+    now: Rate = Rate()
+    """The last minute."""
+    five_minutes: Rate = Rate()
+    run: Rate = Rate()
+    """Since the run began, time paused by hand left out."""
+
+
+class Eta(msgspec.Struct, frozen=True, kw_only=True):
+    """When nothing queued or in flight will be left, if all goes on as now; all null while unknown."""
+
+    seconds: float | None = None
+    low_s: float | None = None
+    """It will take less in about one case of twenty."""
+    high_s: float | None = None
+    """It will take longer in about one case of twenty."""
+    at: float | None = None
+    """The same moment as `seconds`, in Unix seconds."""
+    reason: str | None = None
+    """Why it is unknown."""
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of one dataset, or of all together."""
 
@@ -95,19 +137,29 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     counts: Counts
     percent: float | None = None
     """Samples with a final record, rounded down, so that only a finished dataset has 100; null without samples."""
-    completion_tokens: CompletionTokens = CompletionTokens()
-    rate: Rate = Rate()
-    eta_s: float | None = None
-    """Seconds until nothing queued or in flight is left; null while unknown."""
-    eta_reason: str | None = None
-    """Why there is no ETA."""
+    rates: Rates = Rates()
+    latency: Latency = Latency()
+    tokens: Tokens = Tokens()
+    eta: Eta = Eta()
     reasons: dict[str, dict[str, int]] = {}
     """rejected, failed, refused -> reason -> ids on disk (those being asked again are among them)."""
+    call_faults: dict[str, int] = {}
+    """Kind of fault -> failed calls since Redis knows the dataset, those that were asked again included."""
     oldest_in_flight_s: float | None = None
-    session_started_at: float | None = None
-    """Unix seconds since which rates count."""
+    stalled_since: float | None = None
+    """Unix seconds since which something outside has kept all workers from working; null while nothing does."""
+    run_started_at: float | None = None
+    """Unix seconds at which the present run of work began."""
+    first_record_at: float | None = None
+    """Unix seconds at which the first sample on disk was finished."""
+    last_record_at: float | None = None
+    """Unix seconds at which the newest sample on disk was finished."""
     notes: list[str] = []
     """Sentences worth a person's attention."""
+
+
+HUNG = "hung: "
+"""How the reason of an endpoint begins that takes connections and answers nothing."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +175,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 0
     bound: int | None = None
     """How many requests in flight the workers keep to together; null until one has told."""
+    gauges: dict[str, float] | None = None
+    """What the server last said of its load: running and waiting requests of whoever sends them, kv (part of its
+    key-value cache in use, 0 to 1, where it tells) and at (unix seconds); null where it has no /metrics."""
+    latency_s: float | None = None
+    """Mean seconds of the last answers, over all workers; null while there is none."""
 
 
 class BrokerState(msgspec.Struct, frozen=True, kw_only=True):

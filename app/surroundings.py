@@ -6,10 +6,12 @@ import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import msgspec
+
 from app.broker import text
 from app.places import public_url
 from app.queue import Queue
-from app.snapshot import Endpoint
+from app.snapshot import HUNG, Endpoint
 
 _WAITS = "waiting"
 """How the state of a worker begins that could work but for something outside."""
@@ -24,6 +26,7 @@ def read_endpoints(queue: Queue, workers: Sequence[Mapping[str, Any]]) -> list[E
             flights[name] = flights.get(name, 0) + int(n)
         for name, n in _mapping(worker.get("bound")).items():
             bounds[name] = max(bounds.get(name, 0), int(n))
+    latencies = _latencies(workers)
     used = set(flights).union(*(_mapping(worker.get("held")) for worker in workers))
     names = sorted(text(name) for name in cast("set[bytes]", queue.client.smembers(queue.keys.endpoints)))
     with queue.client.pipeline(transaction=False) as pipe:
@@ -44,9 +47,36 @@ def read_endpoints(queue: Queue, workers: Sequence[Mapping[str, Any]]) -> list[E
                 reason=said.get("reason", ""),
                 in_flight=flights.get(name, 0),
                 bound=bounds.get(name) or None,
+                gauges=_gauges(said.get("gauges")),
+                latency_s=latencies.get(name),
             )
         )
     return found
+
+
+_SHOWN_GAUGES = ("running", "waiting", "kv", "at")
+
+
+def _gauges(told: str | None) -> dict[str, float] | None:
+    """Return what a worker read from the server's `/metrics`, for people."""
+    try:
+        read = msgspec.json.decode(told or "{}", type=dict[str, float])
+    except msgspec.DecodeError:
+        return None  # written by a worker of another version
+    return {name: read[name] for name in _SHOWN_GAUGES if name in read} or None
+
+
+def _latencies(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return each endpoint's mean latency in seconds; a worker counts by its requests in flight."""
+    sums: dict[str, tuple[float, float]] = {}
+    for worker in workers:
+        in_flight = _mapping(worker.get("in_flight"))
+        for name, latency_s in _mapping(worker.get("latency_s")).items():
+            if latency_s is not None:
+                weight = max(1.0, float(in_flight.get(name, 0)))
+                seconds, weights = sums.get(name, (0.0, 0.0))
+                sums[name] = (seconds + weight * float(latency_s), weights + weight)
+    return {name: seconds / weights for name, (seconds, weights) in sums.items()}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -72,8 +102,9 @@ def find_obstacle(workers: Sequence[Mapping[str, Any]], endpoints: Sequence[Endp
 def describe(endpoint: Endpoint, *, now: float) -> str:
     """Say how a model server is, as the start of a sentence."""
     words = {"down": "is unreachable", "paused": "refuses every request"}.get(endpoint.state, f"is {endpoint.state}")
+    words = "hangs" if endpoint.reason.startswith(HUNG) else words
     since = f" since {clock_time(endpoint.since, now=now)}" if endpoint.since else ""
-    reason = f" ({endpoint.reason.rstrip('.')})" if endpoint.reason else ""
+    reason = f" ({endpoint.reason.removeprefix(HUNG).rstrip('.')})" if endpoint.reason else ""
     return f"the model server {words}{since}: {endpoint.url or endpoint.name}{reason}"
 
 

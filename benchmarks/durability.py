@@ -85,7 +85,7 @@ def _pen(number: int) -> Pen:
 
 
 def _entry(ledger: Ledger, number: int) -> Entry:
-    return Entry(_DATASET, ledger, _pen(number), Future())
+    return Entry(_DATASET, ledger, _pen(number), Future(), latency_s=12.5, prompt_tokens=500)
 
 
 def _closed_load(recorder: Recorder, ledger: Ledger) -> float:

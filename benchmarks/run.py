@@ -7,7 +7,19 @@ import importlib
 
 from benchmarks.figures import Options, print_figure, print_heading, print_load
 
-NAMES = ("startup", "durability", "resume", "enqueue", "worker_cpu", "memory", "occupancy")
+NAMES = (
+    "startup",
+    "reading",
+    "durability",
+    "resume",
+    "enqueue",
+    "export",
+    "worker_cpu",
+    "memory",
+    "occupancy",
+    "snapshot",
+    "watched",
+)
 """Every benchmark: the module of that name holds `measure(options)`, which yields figures as it finds them."""
 
 

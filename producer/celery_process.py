@@ -12,6 +12,9 @@ from pathlib import Path
 if __name__ == "__main__":
     from celery.__main__ import main
 
+    from producer.log_rotation import keep_own_output_small
+
+    keep_own_output_small()
     sys.path.append(str(Path.cwd()))
     sys.argv = ["celery", "-A", "app", *sys.argv[1:]]
     main()

@@ -9,7 +9,22 @@ from typer.exceptions import TyperException
 
 import app as ground_floor
 from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE, MillError
-from producer.commands import enqueue, export, services, upkeep, watch
+from producer.commands import (
+    bound,
+    enqueue,
+    export,
+    extract,
+    look,
+    preview,
+    reclassify,
+    report,
+    run,
+    services,
+    upkeep,
+    validate,
+    verify,
+    watch,
+)
 from producer.pipes import silence
 
 EXAMPLES = """\b
@@ -17,6 +32,7 @@ Examples:
   producer up --workers 2                          start Redis, workers and Flower here
   producer enqueue prompts.jsonl --dataset chat    queue what is not recorded yet
   producer enqueue hf:openai/gsm8k:main --dataset gsm8k --max-tokens 4096
+  producer run recipe.toml                         several datasets from one file
   producer monitor                                 watch it live
   producer verify chat                             prove that nothing is missing
   producer export chat --format openai --output chat.jsonl
@@ -47,7 +63,24 @@ def options(
     """Turn prompt datasets into model responses: fill the queue, watch it, read the results."""
 
 
-for module in (enqueue, services, watch, upkeep, export):
+_COMMANDS = (
+    enqueue,
+    run,
+    preview,
+    services,
+    watch,
+    report,
+    verify,
+    upkeep,
+    bound,
+    export,
+    reclassify,
+    look,
+    extract,
+    validate,
+)
+
+for module in _COMMANDS:
     module.add_to(cli)
 
 

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import kombu.exceptions
 import msgspec
-import redis.exceptions
 
-from app import broker, manifest
+from app import broker, manifest, settings
 from app.broker import BrokerUrl
-from app.errors import BrokerError, MillError
+from app.errors import MillError
+from app.feeder import Feeder
 from app.index import Entry
 from app.ledger import Ledger, Pen
 from app.queue import Queue
-from app.records import Kind, KnownSample, RefusedRow, Sample, encode_line
-from producer.room import Room
+from app.records import POISON, Kind, KnownSample, Sample, encode_line
+from app.settings import GenerationSettings
+from producer.reading import Opened
 from producer.samples import Batch, Conflict, Pass
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-_CHUNK = 500
-_ROOM_POLL_S = 0.25
 
 
 @dataclasses.dataclass
@@ -76,8 +68,44 @@ class Retry:
     rejected: bool = False
 
     def wants(self, entry: Entry) -> bool:
-        """Tell whether a recorded sample is asked again."""
-        return (entry.kind is Kind.FAILED and self.failed) or (entry.kind is Kind.REJECTED and self.rejected)
+        """Tell whether a recorded sample is asked again; one that kills servers only is when somebody retries it."""
+        if entry.kind is Kind.FAILED:
+            return self.failed and entry.reason != POISON
+        return entry.kind is Kind.REJECTED and self.rejected
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """An opened input, and what its samples are made with."""
+
+    generation: GenerationSettings
+    extra: dict[str, Any]
+    """What of the reading changes a sample's content."""
+    input: Opened
+
+
+@dataclasses.dataclass(frozen=True)
+class Portion:
+    """A batch, and how far its pass had come with it."""
+
+    batch: Batch
+    read: int
+    refused: int
+    duplicates: int
+
+    @classmethod
+    def of(cls, rows: Pass, batch: Batch) -> Portion:
+        """Return the newest batch of a pass."""
+        return cls(batch, rows.read, rows.refused, rows.duplicates)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Samples that are to be queued."""
+
+    samples: list[Sample]
+    before: dict[str, Kind]
+    """What those that are asked again are on disk."""
 
 
 class Enqueuer:
@@ -85,30 +113,17 @@ class Enqueuer:
 
     def __init__(
         self,
+        feeder: Feeder,
         *,
-        app: Celery,
-        books: Queue,
         url: BrokerUrl,
         ledger: Ledger,
-        dataset: str,
-        max_pending: int,
-        replace_waiting: bool = False,
         stopping: Callable[[], bool] = lambda: False,
-        on_wait: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        """`replace_waiting` gives samples that wait already the new settings; `stopping` is asked between chunks.
-
-        `on_wait` hears why there is no room while there is none.
-        """
-        self._app = app
-        self._books = books
+        """`stopping` is asked between batches."""
+        self._feeder = feeder
         self._url = url
         self._ledger = ledger
-        self._dataset = dataset
-        self._room = Room(books, max_pending=max_pending)
-        self._replace_waiting = replace_waiting
         self._stopping = stopping
-        self._on_wait = on_wait
         self.counts = Counts()
         self.mended: list[str] = []
 
@@ -122,27 +137,22 @@ class Enqueuer:
                 for batch in batches:
                     if self._stopping():
                         break
-                    self.counts.read, self.counts.refused = rows.read, rows.refused
-                    self.counts.duplicates = rows.duplicates
-                    self._take(batch.samples, batch.refused, retry)
+                    wanted = self.admit(Portion.of(rows, batch), retry)
+                    self.queue(wanted.samples, wanted.before)
                     on_progress(self.counts)
                 else:
                     complete = not self._stopping()
         except MillError as error:
             trouble = error
+        return self.report(rows, complete=complete, trouble=trouble)
+
+    def report(self, rows: Pass, *, complete: bool, trouble: MillError | None) -> Report:
+        """Return how it ended."""
         return Report(self.counts, complete, rows.conflicts, rows.conflict_count, self.mended, trouble)
 
-    def again(self, samples: Iterable[Sample], *, on_progress: Callable[[Counts], None]) -> Counts:
-        """Enqueue recorded samples once more, in a new round each."""
-        items = iter(samples)
-        while chunk := list(islice(items, _CHUNK)):
-            if self._stopping():
-                break
-            self._take(chunk, [], Retry(failed=True, rejected=True))
-            on_progress(self.counts)
-        return self.counts
-
-    def _take(self, samples: Sequence[Sample], refused: Sequence[RefusedRow], retry: Retry) -> None:
+    def admit(self, portion: Portion, retry: Retry) -> Wanted:
+        """Write down what a batch holds and return its samples that are to be queued. Raises StoreError."""
+        samples, refused = portion.batch.samples, portion.batch.refused
         ids = [sample.id for sample in samples]
         known = self._ledger.look_up([*ids, *(row.id for row in refused)])
         pens = [
@@ -156,6 +166,8 @@ class Enqueuer:
         ]
         if pens:
             self.mended += map(str, self._ledger.commit(pens).mended)
+        counts = self.counts
+        counts.read, counts.refused, counts.duplicates = portion.read, portion.refused, portion.duplicates
         wanted: list[Sample] = []
         before: dict[str, Kind] = {}
         for sample in samples:
@@ -166,51 +178,32 @@ class Enqueuer:
                 before[sample.id] = entry.kind
                 wanted.append(msgspec.structs.replace(sample, round=entry.round + 1))
             else:
-                self.counts.recorded += 1
-        self._queue(wanted, before)
+                counts.recorded += 1
+        return Wanted(wanted, before)
 
-    def _queue(self, wanted: Sequence[Sample], before: dict[str, Kind]) -> None:
-        at = 0
-        while at < len(wanted):
-            room = self._wait_for_room(wanted[at:])
-            if not room:
-                return
-            chunk = wanted[at : at + room]
-            at += len(chunk)
-            again = {sample.id: before[sample.id] for sample in chunk if sample.id in before}
-            fresh = self._books.put(self._dataset, chunk, again, replace=self._replace_waiting)
-            with _publishing_errors(self._url):
-                self._publish(fresh)
-            self.counts.queued += len(fresh)
-            self.counts.waiting += len(chunk) - len(fresh)
-            self.counts.retried += sum(id_ in before for id_ in fresh)
-
-    def _publish(self, ids: Sequence[str]) -> None:
-        from app.celery import publish  # noqa: PLC0415 loads Celery, which --help does not need
-
-        publish(self._app, self._dataset, ids)
-
-    def _wait_for_room(self, samples: Sequence[Sample]) -> int:
-        """Return how many of the samples fit into Redis now, waiting while none does; 0 when told to stop."""
-        while not self._stopping():
-            count, why = self._room.fit(samples)
-            if count:
-                return count
-            self._on_wait(why)
-            time.sleep(_ROOM_POLL_S)
-        return 0
+    def queue(self, wanted: Sequence[Sample], before: Mapping[str, Kind]) -> None:
+        """Queue samples as soon as there is room. Raises BrokerError, or what a Redis client raises."""
+        for fed in self._feeder.feed(wanted, before):
+            self.counts.queued += fed.queued
+            self.counts.waiting += fed.waiting
+            self.counts.retried += fed.retried
 
 
-@contextlib.contextmanager
-def _publishing_errors(url: BrokerUrl) -> Iterator[None]:
-    """Turn what kombu makes of Redis' errors into one-sentence errors."""
-    try:
-        yield
-    except kombu.exceptions.KombuError as error:
-        cause = error.__cause__ or error.__context__
-        if isinstance(cause, redis.exceptions.RedisError):
-            raise broker.translate(cause, url) from error
-        raise BrokerError(f"Redis at {url} did not take the tickets: {error}.") from error
+def begin(
+    ledger: Ledger, books: Queue, dataset: str, job: Job, *, new_settings: bool, tell: Callable[[str], None]
+) -> None:
+    """Make a dataset ready to be enqueued; `tell` hears what the user should know of it.
+
+    Raises StoreError, and ManifestMismatchError unless it may go on with `new_settings`.
+    """
+    ledger.check_writable(min_free_bytes=settings.MIN_FREE_DISK_BYTES)
+    for mending in ledger.catch_up():
+        tell(str(mending))
+    entry = manifest.fix_settings(ledger, dataset, job.generation, job.extra, new=new_settings)
+    books.register(dataset, entry.fingerprint, entry.content)
+    for remark in job.input.remarks():
+        tell(remark)
+    manifest.begin_source(ledger, dataset, job.input.description, job.input.adapter)
 
 
 def source_entry(source: str, adapter: str, report: Report) -> manifest.SourceEntry:
@@ -225,13 +218,3 @@ def source_entry(source: str, adapter: str, report: Report) -> manifest.SourceEn
         refused=report.counts.refused,
         complete=report.complete,
     )
-
-
-def failed_samples(ledger: Ledger, *, kind: Kind, reason: str | None) -> Iterable[Sample]:
-    """Yield the failed or rejected samples, as they were asked, from their records."""
-    for _id, entry in ledger.entries(kind):
-        if reason is None or entry.reason == reason:
-            yield _decode_asked(ledger.read(entry))
-
-
-_decode_asked = msgspec.json.Decoder(Sample).decode  # a record has all the fields of its sample

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-LOG_LIMIT_BYTES = 32 * 1024 * 1024
+from producer import log_rotation
+
 POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
 _ERROR_WORDS = ("error", "critical", "refused", "cannot", "unrecoverable", "not found", "no such", "denied", "fatal")
@@ -39,7 +40,7 @@ def start(name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str
     Raises OSError when the program cannot be run or the log cannot be written.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    _rotate(log)
+    log_rotation.set_aside_if_full(log)
     offset = log_size(log)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -134,7 +135,8 @@ def log_size(path: Path) -> int:
 
 
 def read_from(path: Path, offset: int) -> str:
-    """Return the log's text from a byte offset on."""
+    """Return the log's text from a byte offset on; all of a log that has begun anew since."""
+    offset = offset if offset <= log_size(path) else 0
     return _bytes_from(path, offset).decode("utf-8", "replace")
 
 
@@ -153,31 +155,12 @@ def tail(path: Path, lines: int) -> list[str]:
     return text.splitlines()[-lines:] if lines else []
 
 
-def follow(paths: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
-    """Yield (name, line) as the logs grow, for ever; a log that began anew is read from its beginning."""
-    offsets = {name: log_size(path) for name, path in paths.items()}
-    while True:
-        for name, path in paths.items():
-            size = log_size(path)
-            offset = offsets[name] if size >= offsets[name] else 0
-            complete, newline, _rest = _bytes_from(path, offset).rpartition(b"\n")
-            offsets[name] = offset + len(complete) + len(newline)
-            for line in complete.decode("utf-8", "replace").splitlines():
-                yield name, line
-        time.sleep(0.2)
-
-
 def _bytes_from(path: Path, offset: int) -> bytes:
     if not path.exists():
         return b""
     with path.open("rb") as stream:
         stream.seek(offset)
         return stream.read()
-
-
-def _rotate(log: Path) -> None:
-    if log_size(log) > LOG_LIMIT_BYTES:
-        log.replace(log.with_name(log.name + ".1"))
 
 
 def _began(pid: int) -> str | None:

@@ -38,8 +38,12 @@ class Reason(enum.StrEnum):
     """The conversation is no list of turns, is empty, or cannot be asked as it is."""
     BAD_TOOLS = "bad_tools"
     """The tools are not in a form that can be sent."""
+    ADAPTER_FAILED = "adapter_failed"
+    """The user's own adapter raised an exception or gave no prompt."""
     DUPLICATE = "duplicate"
     """The same prompt (and source id) was met before in the same pass."""
+    NEAR_DUPLICATE = "near_duplicate"
+    """Nearly the same prompt was met before in the same pass (`--dedupe near`)."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -16,6 +16,8 @@ and the position of the row do not matter.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -27,11 +29,13 @@ import msgspec
 from app.errors import SourceError
 from app.records import Message, RefusedRow, Sample, Source, sample_id
 from producer.adapters.base import Adapter, Conversation, add_system, is_blank
-from producer.adapters.registry import unrecognised
+from producer.adapters.registry import check_columns, shape_of, unrecognised
+from producer.dedupe import Dedupe
 from producer.formats.rows import Row
+from producer.near import NearDuplicates
 from producer.refusals import Reason, Refusal
 from producer.seen import Before, Meeting, Seen
-from producer.sources import RowSource
+from producer.selection import Rows
 
 BATCH_ROWS = 500
 BATCH_BYTES = 16 * 1024 * 1024
@@ -73,9 +77,14 @@ class Batch:
     """The number of rows."""
 
 
-def to_prompt(conversation: Conversation, *, system: str | None = None) -> Prompt | Refusal:
-    """Cut a conversation to its prompt, or say why it cannot be asked."""
+def to_prompt(conversation: Conversation, *, system: str | None = None, drop_system: bool = False) -> Prompt | Refusal:
+    """Cut a conversation to its prompt, or say why it cannot be asked.
+
+    `drop_system` takes its own system turns out before `system` is put in.
+    """
     messages, reference = cut(conversation.messages)
+    if drop_system:
+        messages = [message for message in messages if message["role"] != "system"]
     refusal = _refusal_of(messages)
     if refusal is not None:
         return refusal
@@ -116,14 +125,7 @@ def _text_of(content: str | list[dict[str, Any]]) -> str:
     return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
 
 
-def _prompt_of(row: Row, adapter: Adapter, system: str | None) -> Prompt | Refusal:
-    if row.value is None:
-        return row.problem or Refusal(Reason.NOT_JSON, "the row could not be read")
-    conversation = adapter.convert(row.value)
-    return conversation if isinstance(conversation, Refusal) else to_prompt(conversation, system=system)
-
-
-def _copies(row: Row, prompt: Prompt, first_id: str, copies: int, settings: str) -> list[Sample]:
+def _copies(row: Row, prompt: Prompt, first_id: str, copies: range, settings: str) -> list[Sample]:
     source = Source(row=row.number, id=prompt.source_id, name=row.name)
     return [
         Sample(
@@ -136,7 +138,7 @@ def _copies(row: Row, prompt: Prompt, first_id: str, copies: int, settings: str)
             reference=prompt.reference,
             settings=settings,
         )
-        for copy in range(1, copies + 1)
+        for copy in copies
     ]
 
 
@@ -145,16 +147,22 @@ class Pass:
 
     def __init__(
         self,
-        source: RowSource,
+        source: Rows,
         *,
         adapter: Adapter,
         system: str | None = None,
+        drop_system: bool = False,
         samples_per_prompt: int = 1,
+        dedupe: Dedupe = Dedupe.EXACT,
         settings: str = "",
     ) -> None:
+        """Prepare to read; `--dedupe near` without its library is a UsageError here."""
         self._source = source
         self._adapter = adapter
         self._system = system
+        self._drop_system = drop_system
+        self._dedupe = dedupe
+        self._near = NearDuplicates() if dedupe is Dedupe.NEAR else None
         self._copies = samples_per_prompt
         self._settings = settings
         self._names: dict[str | None, int] = {}
@@ -164,6 +172,12 @@ class Pass:
         """Rows that became no sample, duplicates included."""
         self.duplicates = 0
         """Rows whose prompt and source id were met before."""
+        self.near_duplicates = 0
+        """Rows whose prompt is nearly the same as an earlier one."""
+        self.reasons: collections.Counter[Reason] = collections.Counter()
+        """How many rows were refused, by reason."""
+        self.shapes: collections.Counter[str] = collections.Counter()
+        """How many of the first rows each adapter reads."""
         self.conflicts: list[Conflict] = []
         """The first MAX_CONFLICTS source ids that were met with another prompt."""
         self.conflict_count = 0
@@ -182,17 +196,21 @@ class Pass:
         return self._batches(itertools.chain(first, chunks))
 
     def _batches(self, chunks: Iterator[list[Row]]) -> Iterator[Batch]:
-        with Seen() as seen:
+        with Seen() as seen, contextlib.ExitStack() as files:
+            if self._near is not None:
+                files.callback(self._near.close)
             for chunk in chunks:
                 yield self._batch(chunk, seen)
 
     def _check_shape(self, rows: list[Row]) -> None:
         values = [row.value for row in rows if row.value is not None]
+        check_columns(self._adapter, values)
+        self.shapes.update(filter(None, (shape_of(self._adapter, value) for value in values)))
         if values and not any(self._adapter.recognises(value) or _is_near(self._adapter, value) for value in values):
             raise unrecognised(self._adapter, values[0])
 
     def _batch(self, rows: list[Row], seen: Seen) -> Batch:
-        prompts = [_prompt_of(row, self._adapter, self._system) for row in rows]
+        prompts = [self._prompt_of(row) for row in rows]
         meetings = [
             Meeting(
                 sample_id(prompt.messages, prompt.tools, source_id=prompt.source_id),
@@ -202,24 +220,54 @@ class Pass:
             for row, prompt in zip(rows, prompts, strict=True)
             if isinstance(prompt, Prompt)
         ]
-        answers = zip(meetings, seen.meet(meetings), strict=True)
+        answers = zip(meetings, seen.meet(meetings), self._occurrences(meetings, seen), strict=True)
         samples: list[Sample] = []
         refused: list[tuple[Row, Refusal, str]] = []
         for row, prompt in zip(rows, prompts, strict=True):
             if isinstance(prompt, Refusal):
                 refused.append((row, prompt, _refused_id(row, prompt)))
                 continue
-            met, before = next(answers)
-            if before.same is not None:
-                detail = f"the same prompt as {self._words(before.same)}"
-                refused.append((row, Refusal(Reason.DUPLICATE, detail), f"!dup-{met.sample_id}"))
-                self.duplicates += 1
+            met, before, occurrence = next(answers)
+            repeated = self._repeated(prompt, met, before)
+            if repeated is not None:
+                refused.append((row, *repeated))
                 continue
             self._note_conflict(met, before)
-            samples += _copies(row, prompt, met.sample_id, self._copies, self._settings)
+            copies = range((occurrence - 1) * self._copies + 1, occurrence * self._copies + 1)
+            samples += _copies(row, prompt, met.sample_id, copies, self._settings)
         self.read += len(rows)
         self.refused += len(refused)
+        self.reasons.update(refusal.reason for _, refusal, _ in refused)
         return Batch(samples, self._refused_rows(refused, seen), len(rows))
+
+    def _prompt_of(self, row: Row) -> Prompt | Refusal:
+        if row.value is None:
+            return row.problem or Refusal(Reason.NOT_JSON, "the row could not be read")
+        conversation = self._adapter.convert(row.value)
+        if isinstance(conversation, Refusal):
+            return conversation
+        return to_prompt(conversation, system=self._system, drop_system=self._drop_system)
+
+    def _occurrences(self, meetings: list[Meeting], seen: Seen) -> list[int]:
+        """Return for each prompt the how manieth of its kind it is, where each is asked; else 1."""
+        if self._dedupe is not Dedupe.NONE:
+            return [1] * len(meetings)
+        return seen.count_prompts([met.sample_id for met in meetings])
+
+    def _repeated(self, prompt: Prompt, met: Meeting, before: Before) -> tuple[Refusal, str] | None:
+        """Return why a prompt counts as repeated, and the refused row's id, if it does."""
+        if self._dedupe is Dedupe.NONE:
+            return None
+        if before.same is not None:
+            self.duplicates += 1
+            detail = f"the same prompt as {self._words(before.same)}"
+            return Refusal(Reason.DUPLICATE, detail), f"!dup-{met.sample_id}"
+        near = self._near.meet(prompt.messages, prompt.tools, met.place) if self._near else None
+        if near is None:
+            return None
+        self.near_duplicates += 1
+        detail = f"nearly the same prompt as {self._words(near.place)} (similarity {near.similarity:.2f})"
+        return Refusal(Reason.NEAR_DUPLICATE, detail), f"!near-{met.sample_id}"
 
     def _refused_rows(self, refused: list[tuple[Row, Refusal, str]], seen: Seen) -> list[RefusedRow]:
         counts = seen.count_refused([id_ for _, _, id_ in refused]) if refused else []
@@ -256,7 +304,7 @@ class Pass:
 def _is_near(adapter: Adapter, value: dict[str, Any]) -> bool:
     """Tell whether the row has the adapter's column with nothing in it."""
     refusal = adapter.convert(value)
-    return isinstance(refusal, Refusal) and refusal.reason is not Reason.MISSING_FIELD
+    return isinstance(refusal, Refusal) and refusal.reason not in {Reason.MISSING_FIELD, Reason.ADAPTER_FAILED}
 
 
 def _refused_id(row: Row, refusal: Refusal) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -13,18 +14,26 @@ import msgspec
 from app import jsonl
 from app.places import DatasetFolder
 from app.records import Kind
+from producer.soundness import Judgement, judge
 
 _PAGE = 1000
 _BATCH = 5000
 _SHOWN_BAD = 20
+_TELL_EVERY = 1000
 _BIT = {kind: 1 << place for place, kind in enumerate(Kind)}
 """REFUSED < PENDING < FAILED < REJECTED < ACCEPTED: the highest bit says what an id is."""
 _KNOWN = _BIT[Kind.PENDING] | _BIT[Kind.REFUSED]
 _RECORDED = _BIT[Kind.FAILED] | _BIT[Kind.REJECTED] | _BIT[Kind.ACCEPTED]
+ASKED_AGAIN = (Kind.FAILED, Kind.REJECTED)
+"""Kinds of which an id may have one line per round; of the others it has one."""
+_ONE_LINE = sum(bit for kind, bit in _BIT.items() if kind not in ASKED_AGAIN)
 _SCHEMA = """
 CREATE TABLE ids (
-    id TEXT PRIMARY KEY, kinds INTEGER NOT NULL DEFAULT 0, accepted INTEGER NOT NULL DEFAULT 0,
-    waits INTEGER NOT NULL DEFAULT 0, again INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID
+    id TEXT PRIMARY KEY, kinds INTEGER NOT NULL DEFAULT 0, repeats INTEGER NOT NULL DEFAULT 0,
+    waits INTEGER NOT NULL DEFAULT 0, again INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE TABLE rounds (
+    id TEXT NOT NULL, bit INTEGER NOT NULL, round INTEGER NOT NULL, n INTEGER NOT NULL DEFAULT 1,
+    PRIMARY KEY (id, bit, round)) WITHOUT ROWID;
 """
 
 
@@ -46,12 +55,34 @@ class Question(enum.Enum):
 
     MISSING = f"kinds & {_RECORDED} = 0 AND kinds & {_BIT[Kind.PENDING]} != 0 AND waits = 0"
     """Taken by enqueue, neither recorded nor in Redis."""
-    STALE = f"kinds & {_RECORDED} != 0 AND again = 0 AND waits != 0"
+    STALE = f"waits != 0 AND (kinds & {_BIT[Kind.ACCEPTED]} != 0 OR (kinds & {_RECORDED} != 0 AND again = 0))"
     """Recorded, and still in Redis."""
+    AGAIN_LOST = f"waits = 0 AND again != 0 AND kinds & {_BIT[Kind.ACCEPTED]} = 0 AND kinds & {_RECORDED} != 0"
+    """Failed or rejected, to be asked again as Redis says, and no longer there."""
+    NOT_AGAIN = f"again != 0 AND kinds & {_BIT[Kind.ACCEPTED]} != 0"
+    """Accepted, and Redis still calls it one that is asked again."""
+    LOST = f"waits = {Waits.LOST.value}"
+    """In Redis without a ticket."""
     FOREIGN = f"kinds & {_KNOWN} = 0 AND (kinds != 0 OR waits != 0)"
     """Recorded or in Redis, and never taken by enqueue."""
-    REPEATED = "accepted > 1"
-    """On more than one accepted line."""
+
+
+@dataclasses.dataclass
+class Flaws:
+    """How many lines of a file a repair would move."""
+
+    bad: int = 0
+    """Lines that are no sound records; those of other datasets are among them."""
+    foreign: int = 0
+    """Lines that belong to another dataset."""
+    repeated: int = 0
+    """Ids that more than one line has (of the same round, for failed and rejected ones)."""
+    torn: bool = False
+    """Whether the last line lacks its end."""
+
+    def __bool__(self) -> bool:
+        """Tell whether the file needs to be written anew."""
+        return bool(self.bad or self.repeated)
 
 
 class Group(NamedTuple):
@@ -78,12 +109,10 @@ class Scan:
 
     def __init__(self) -> None:
         self._table = sqlite3.connect("", isolation_level=None)  # a private file that vanishes with the connection
-        self._table.execute(_SCHEMA)
+        self._table.executescript(_SCHEMA)
         self.bad = list[Bad]()
         """The first bad lines."""
-        self.bad_count = 0
-        self.torn = list[str]()
-        """Files whose last line lacks its end."""
+        self.flaws = {kind: Flaws() for kind in Kind}
 
     def __enter__(self) -> Self:
         return self
@@ -93,29 +122,56 @@ class Scan:
 
     # Taking in
 
-    def read_files(self, folder: DatasetFolder, sizes: Mapping[Kind, int], *, dataset: str) -> None:
-        """Take in every line that begins before its file's given size."""
+    def read_files(
+        self,
+        folder: DatasetFolder,
+        sizes: Mapping[Kind, int],
+        *,
+        dataset: str,
+        on_progress: Callable[[str], None] = lambda _words: None,
+    ) -> None:
+        """Take in every line that begins before its file's given size; hear how far it is, in words."""
         for kind, size in sizes.items():
             path = folder.lines(kind)
-            lines = _until(size, jsonl.read_lines(path))
-            self._upsert(
-                "INSERT INTO ids (id, kinds, accepted) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO UPDATE "
-                "SET kinds = kinds | ?2, accepted = accepted + ?3",
-                ((id_, _BIT[kind], kind is Kind.ACCEPTED) for id_ in self._ids(kind, path.name, lines, dataset)),
-            )
+            bit, lines = _BIT[kind], _watched(path.name, size, jsonl.read_lines(path), on_progress)
+            found = self._judged(kind, path.name, lines, dataset)
+            while batch := list(itertools.islice(found, _BATCH)):
+                self._take(kind, bit, batch)
+            query = f"SELECT count(*) FROM ids WHERE repeats & {bit} != 0"  # noqa: S608 an integer
+            self.flaws[kind].repeated = int(self._table.execute(query).fetchone()[0])
 
-    def _ids(self, kind: Kind, file: str, lines: Iterable[jsonl.Line], dataset: str) -> Iterator[str]:
+    def _take(self, kind: Kind, bit: int, lines: Sequence[Judgement]) -> None:
+        self._upsert(
+            "INSERT INTO ids (id, kinds) VALUES (?1, ?2) ON CONFLICT (id) DO UPDATE SET "
+            "repeats = repeats | (kinds & ?2 & ?3), kinds = kinds | ?2",
+            ((line.id, bit, _ONE_LINE) for line in lines),
+        )
+        if kind not in ASKED_AGAIN:
+            return
+        self._upsert(
+            "INSERT INTO rounds (id, bit, round) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + 1",
+            ((line.id, bit, line.round) for line in lines),
+        )
+        self._upsert(
+            "UPDATE ids SET repeats = repeats | ?2 WHERE id = ?1 AND EXISTS "
+            "(SELECT 1 FROM rounds WHERE id = ?1 AND bit = ?2 AND n > 1)",
+            ((line.id, bit) for line in lines),
+        )
+
+    def _judged(self, kind: Kind, file: str, lines: Iterable[jsonl.Line], dataset: str) -> Iterator[Judgement]:
+        flaws = self.flaws[kind]
         for line in lines:
             if not line.whole:
-                self.torn.append(file)
+                flaws.torn = True
                 return
-            id_, reason = _judge(line.data, kind, dataset)
-            if reason is None:
-                yield id_
+            judgement = judge(line.data, kind, dataset)
+            if judgement.fault is None:
+                yield judgement
                 continue
-            self.bad_count += 1
+            flaws.bad += 1
+            flaws.foreign += judgement.foreign is not None
             if len(self.bad) < _SHOWN_BAD:
-                self.bad.append(Bad(file, line.offset, len(line.data), reason))
+                self.bad.append(Bad(file, line.offset, len(line.data), judgement.fault))
 
     def note_waiting(self, ids: Iterable[str], waits: Waits) -> None:
         """Take Redis' word for these ids; a later word replaces an earlier one."""
@@ -129,8 +185,19 @@ class Scan:
         self._upsert("UPDATE ids SET waits = ?2 WHERE id = ?1 AND waits != 0", ((id_, int(waits)) for id_ in ids))
 
     def note_again(self, ids: Iterable[str]) -> None:
-        """Note that these ids are asked again, if they wait at all."""
-        self._upsert("UPDATE ids SET again = 1 WHERE id = ?1 AND waits != 0", ((id_,) for id_ in ids))
+        """Note that these ids are asked again, as Redis says."""
+        self._upsert(
+            "INSERT INTO ids (id, again) VALUES (?1, 1) ON CONFLICT (id) DO UPDATE SET again = 1",
+            ((id_,) for id_ in ids),
+        )
+
+    def forget_files(self) -> None:
+        """Forget all that the files said."""
+        self._table.executescript(
+            "DELETE FROM rounds; DELETE FROM ids WHERE waits = 0 AND again = 0; UPDATE ids SET kinds = 0, repeats = 0;"
+        )
+        self.bad.clear()
+        self.flaws = {kind: Flaws() for kind in Kind}
 
     def forget_waiting(self) -> None:
         """Forget all that Redis said."""
@@ -167,28 +234,23 @@ class Scan:
             yield page
             last = page[-1]
 
+    def repeated(self, kind: Kind, n: int) -> list[str]:
+        """Return the first `n` ids that more than one line of that kind has."""
+        query = "SELECT id FROM ids WHERE repeats & ? != 0 ORDER BY id LIMIT ?"
+        return [row[0] for row in self._table.execute(query, (_BIT[kind], n))]
+
     def first(self, question: Question, n: int) -> list[str]:
         """Return the first `n` of those ids."""
         return next(self.pages(question, size=n), [])
 
 
-def _until(size: int, lines: Iterable[jsonl.Line]) -> Iterator[jsonl.Line]:
-    return itertools.takewhile(lambda line: line.offset < size, lines)
-
-
-def _judge(data: bytes, kind: Kind, dataset: str) -> tuple[str, str | None]:
-    """Return a line's id, and what is wrong with it."""
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return "", f"not strict JSON: {error}"
-    if not isinstance(value, dict):
-        return "", "not a JSON object"
-    id_ = value.get("id")
-    if not isinstance(id_, str) or not id_:
-        return "", "it has no id"
-    if value.get("verdict", kind) != kind and kind not in {Kind.PENDING, Kind.REFUSED}:
-        return id_, f"its verdict is {value['verdict']!r}"
-    if value.get("dataset", dataset) != dataset:
-        return id_, f"it belongs to the dataset {value['dataset']!r}"
-    return id_, None
+def _watched(
+    file: str, size: int, lines: Iterable[jsonl.Line], on_progress: Callable[[str], None]
+) -> Iterator[jsonl.Line]:
+    """Yield the lines that begin before byte `size`, and tell now and then how far it is."""
+    for number, line in enumerate(lines):
+        if line.offset >= size:
+            return
+        if not number % _TELL_EVERY:
+            on_progress(f"reading {file}: {line.offset / 1e6:,.0f} of {size / 1e6:,.0f} MB")
+        yield line

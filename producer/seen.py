@@ -17,6 +17,7 @@ CACHE_KIB = 16 * 1024
 _SAMPLE = b"s"
 _SOURCE_ID = b"i"
 _REFUSED = b"r"
+_PROMPT = b"p"
 
 
 class Meeting(NamedTuple):
@@ -89,7 +90,17 @@ class Seen:
 
         Raises DiskFullError when the temporary file cannot grow.
         """
-        keys = [_key(_REFUSED, refused_id) for refused_id in refused_ids]
+        return self._count(_REFUSED, refused_ids)
+
+    def count_prompts(self, sample_ids: Sequence[str]) -> list[int]:
+        """Return for each prompt how many equal ones there are by now, itself included.
+
+        Raises DiskFullError when the temporary file cannot grow.
+        """
+        return self._count(_PROMPT, sample_ids)
+
+    def _count(self, space: bytes, ids: Sequence[str]) -> list[int]:
+        keys = [_key(space, one) for one in ids]
         counts = self._places(keys)
         answers = []
         for key in keys:

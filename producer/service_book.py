@@ -20,6 +20,8 @@ class Services(msgspec.Struct, frozen=True):
     """Slots of each worker."""
     settings: str = ""
     """A digest of the settings that the workers were started with."""
+    log_format: str = ""
+    """How the workers write their logs, where `up` was told; empty: as MILL_LOG_FORMAT says."""
     flower: Process | None = None
     flower_url: str = ""
     beside: tuple[Process, ...] = ()

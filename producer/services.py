@@ -62,7 +62,9 @@ class LocalServices:
             say=say,
         )
 
-    def up(self, *, workers: int, concurrency: int | None = None, flower: bool = True) -> UpReport:
+    def up(
+        self, *, workers: int, concurrency: int | None = None, flower: bool = True, log_format: str | None = None
+    ) -> UpReport:
         """Make sure that a broker, at least `workers` workers and Flower run; what runs already is left as it is.
 
         On failure or Ctrl-C, what this call started is stopped again.
@@ -77,8 +79,10 @@ class LocalServices:
             with self._undone_on_failure(before):
                 self._ensure_broker(before)
                 slots = (before.concurrency if before.working else 0) or concurrency or self._slots(workers)
+                if not before.working:
+                    self._write(self.running(), log_format=log_format or "")
                 self._start_workers(workers - len(before.working), slots)
-                notes = self._notes(before, workers=workers, concurrency=concurrency)
+                notes = self._notes(before, workers=workers, concurrency=concurrency, log_format=log_format)
                 if flower:
                     notes += self._ensure_flower()
             return self._report(before, notes)
@@ -131,6 +135,29 @@ class LocalServices:
                     self._write(services, beside=(*services.beside, process))
                 self._require_ready(process, is_ready, seconds=ready_s)
             return process
+
+    def run_extractors(self, count: int, *, concurrency: int | None = None) -> tuple[str, ...]:
+        """Make sure that `count` workers of hidden states run beside the others; return the names of those started.
+
+        Raises MillError quoting the log of one that did not start.
+        """
+        started = []
+        for name in (f"extract{number}" for number in range(1, count + 1)):
+            with state_lock.held(self.store.state, say=self.say):
+                services = self.running()
+                if any(process.name == name for process in services.beside):
+                    continue
+                self.say(f"Starting {name}.")
+                slots = () if concurrency is None else ("-c", str(concurrency))
+                node = f"{name}-{secrets.token_hex(3)}@%h"
+                command = _celery("worker", *slots, "-n", node, "--loglevel", "INFO")
+                with self._undone_on_failure(services):
+                    with processes.uninterrupted():
+                        worker = self._spawn(name, command, MILL_EXTRACT="true")
+                        self._write(services, beside=(*services.beside, worker))
+                    self._require_ready(worker, partial(_says_ready, worker), seconds=WORKER_START_S)
+                started.append(name)
+        return tuple(started)
 
     def running(self) -> Services:
         """Return what was started here and still runs; a recycled process id does not count."""
@@ -196,15 +223,18 @@ class LocalServices:
         moved = plan.port != plan.first_port
         return [f"Flower is on port {plan.port}, because another process has {plan.first_port}."] if moved else []
 
-    def _spawn(self, name: str, command: Sequence[str]) -> Process:
+    def _spawn(self, name: str, command: Sequence[str], **more: str) -> Process:
         """Start a process with this one's folder and environment, told where the state and the records are."""
         extra = {
+            **more,
             "MILL_STATE_DIR": str(self.store.state_dir.resolve()),
             "MILL_PREPARED_DIR": str(self.store.prepared_dir.resolve()),
             "MILL_MODEL_URLS": ",".join(self.server.model_urls),
         }
         if self.broker.redis_url is not None:
             extra["MILL_REDIS_URL"] = self.broker.redis_url.get_secret_value()
+        if log_format := self.running().log_format:
+            extra["MILL_LOG_FORMAT"] = log_format
         log = self.store.state.logs.resolve() / f"{name}.log"
         try:
             return processes.start(name, command, log=log, env=child_environment(extra))
@@ -216,7 +246,7 @@ class LocalServices:
         if trouble:
             raise MillError(f"{process.name} did not start, {trouble} (log: {process.log}).")
 
-    def _notes(self, before: Services, *, workers: int, concurrency: int | None) -> list[str]:
+    def _notes(self, before: Services, *, workers: int, concurrency: int | None, log_format: str | None) -> list[str]:
         """Say where what runs differs from what was asked for."""
         if not before.working:
             return []
@@ -227,6 +257,8 @@ class LocalServices:
             notes.append(
                 f"The workers have {before.concurrency} slots each; `producer down`, then `up` again, changes that."
             )
+        if log_format not in {None, before.log_format}:
+            notes.append("The workers' log format stays; `producer down`, then `up` again, changes it.")
         if not self.is_current():
             notes.append(
                 "The workers still run with the settings of their start, which have changed since; "

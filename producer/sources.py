@@ -13,6 +13,7 @@ from typing import Protocol
 
 from app.errors import SourceError
 from producer.formats import delimited, hub, json_array, json_lines, parquet
+from producer.formats.hub import HubReference
 from producer.formats.rows import Row
 from producer.formats.text import COMPRESSIONS, check_text, reading
 
@@ -65,17 +66,16 @@ class RowSource:
         return itertools.islice(self._read(), self.limit)
 
 
-def open_source(source: str, *, max_row_bytes: int, limit: int | None = None) -> RowSource:
+def open_source(source: str | HubReference, *, max_row_bytes: int, limit: int | None = None) -> RowSource:
     """Open a file (.jsonl, .ndjson, .json, .csv, .tsv, each also .gz or .zst, or .parquet), a folder, or `hf:...`.
 
     What is wrong with a source as a whole (missing, unreadable, no UTF-8 text, unknown ending) is found here, before
     any row. Rows larger than `max_row_bytes` come as problems. Raises SourceError.
     """
+    if isinstance(source, HubReference):
+        return _open_hub(source, max_row_bytes, limit)
     if source.startswith(hub.PREFIX):
-        reference = hub.parse(source)
-        dataset = hub.load(reference)
-        read = functools.partial(hub.read, reference, dataset, limit=max_row_bytes)
-        return RowSource(reference.description, read, limit)
+        return _open_hub(hub.parse(source), max_row_bytes, limit)
     if re.match(r"[A-Za-z][\w+.-]*://", source):
         shown = re.sub(r"//[^/@\s]*@", "//", source)
         raise SourceError(f"{shown} is a URL, which cannot be read; download it and give the file's path.")
@@ -91,6 +91,18 @@ def open_source(source: str, *, max_row_bytes: int, limit: int | None = None) ->
     for file, _ in files:
         _format_of(file).check(file)
     return RowSource(str(path), functools.partial(_rows_of_files, files, limit=max_row_bytes), limit)
+
+
+def _open_hub(reference: HubReference, max_row_bytes: int, limit: int | None) -> RowSource:
+    parts = reference.parts()
+    loaded = [(part, hub.load(part)) for part in parts]
+    names = [f"{part.config}/{part.split}" if len(parts) > 1 else None for part in parts]
+
+    def read() -> Iterator[Row]:
+        for (part, rows), name in zip(loaded, names, strict=True):
+            yield from hub.read(part, rows, limit=max_row_bytes, name=name)
+
+    return RowSource(reference.description, read, limit)
 
 
 def _rows_of_files(files: list[tuple[Path, str | None]], *, limit: int) -> Iterator[Row]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from app import progress
 from app.errors import EXIT_INCOMPLETE, EXIT_OK
-from app.snapshot import Part, Snapshot, State
+from app.snapshot import Part, Rate, Rates, Snapshot, State
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _GAP = "   "
 _NARROWEST = 20
 _BAR_MAX = 40
-_STYLES = {
+STYLES = {
     State.RUNNING: "green",
     State.DONE: "green",
     State.STALLED: "bold red",
@@ -78,7 +78,7 @@ def _lines(snapshot: Snapshot, width: int) -> Iterator[_Line]:
         if len(shown) > _WHOLE_BLOCKS and part.state in _FINISHED and not part.notes:
             counts = part.counts
             words = [printable(name), part.state.value, f"{counts.samples:,} samples", f"failed {counts.failed:,}"]
-            yield from _styled(_wrap(words, width), _STYLES[part.state])
+            yield from _styled(_wrap(words, width), STYLES[part.state])
             continue
         yield from _block(name, part, width)
         yield "", ""
@@ -90,7 +90,7 @@ def _lines(snapshot: Snapshot, width: int) -> Iterator[_Line]:
 
 
 def _block(name: str, part: Part, width: int, *, own_notes: bool = True) -> Iterator[_Line]:
-    yield from _styled(_wrap([printable(name), part.state.value], width), _STYLES[part.state])
+    yield from _styled(_wrap([printable(name), part.state.value], width), STYLES[part.state])
     counts = part.counts
     done = f"{counts.samples - counts.left:,} of {counts.samples:,}"
     percent = "" if part.percent is None else f"{part.percent:.1f} %"
@@ -102,6 +102,9 @@ def _block(name: str, part: Part, width: int, *, own_notes: bool = True) -> Iter
             shown = [f"{reason} {n:,}" for reason, n in list(reasons.items())[:_SHOWN_REASONS]]
             more = len(reasons) - len(shown)
             yield from _styled(_wrap([f"{kind}:", *shown, *([f"and {more} more"] if more else [])], width), "dim")
+    if part.call_faults:
+        shown = [f"{kind} {n:,}" for kind, n in list(part.call_faults.items())[:_SHOWN_REASONS]]
+        yield from _styled(_wrap(["failed calls:", *shown], width), "dim")
     for note in part.notes if own_notes else ():
         yield from _styled(_wrap(f"! {note}".split(" "), width, gap=" "), "yellow")
 
@@ -109,32 +112,49 @@ def _block(name: str, part: Part, width: int, *, own_notes: bool = True) -> Iter
 def _outcomes(part: Part) -> list[str]:
     counts = part.counts
     settled = [f"{field} {getattr(counts, field):,}" for field in ("accepted", "rejected", "failed", "refused")]
-    waiting = [f"{word} {_number(n)}" for word, n in (("queued", counts.queued), ("in flight", counts.in_flight))]
+    waiting = [f"{word} {number_words(n)}" for word, n in (("queued", counts.queued), ("in flight", counts.in_flight))]
     if counts.orphaned:
         waiting.append(f"orphaned {counts.orphaned:,}")
-    return [*settled, *waiting, f"missing {_number(counts.missing)}"]
+    return [*settled, *waiting, f"missing {number_words(counts.missing)}"]
 
 
-def _number(n: int | None) -> str:
+def number_words(n: int | None) -> str:
+    """Return a count, or that it is not known."""
     return "unknown" if n is None else f"{n:,}"
 
 
 def _pace(part: Part) -> list[str]:
-    items = [f"{rate_words(part.rate.samples_per_s)} samples/s", f"{rate_words(part.rate.tokens_per_s)} tokens/s"]
-    if part.completion_tokens.mean is not None:
-        items.append(f"mean {part.completion_tokens.mean:,.0f} tokens")
+    now = part.rates.now
+    items = [f"{rate_words(now.samples_per_s)} samples/s", f"{rate_words(now.tokens_per_s)} tokens/s"]
+    longer = ((f"{name} {rate_words(rate.samples_per_s)}", rate) for name, rate in _longer_windows(part.rates))
+    if shown := [words for words, rate in longer if rate.samples_per_s is not None]:
+        items.append(f"({', '.join(shown)})")
+    if part.tokens.mean is not None:
+        items.append(_mean_and_p95("tokens", f"{part.tokens.mean:,.0f}", part.tokens.p95, "{:,.0f}"))
+    if part.latency.mean_s is not None:
+        items.append(_mean_and_p95("latency", f"{part.latency.mean_s:,.3g} s", part.latency.p95_s, "{:,.3g} s"))
     if part.counts.left:
         items.append(eta_words(part))
     return items
 
 
+def _longer_windows(rates: Rates) -> tuple[tuple[str, Rate], ...]:
+    return (("5 min", rates.five_minutes), ("run", rates.run))
+
+
+def _mean_and_p95(what: str, mean: str, p95: float | None, form: str) -> str:
+    return f"{what} mean {mean}" + ("" if p95 is None else f", p95 {form.format(p95)}")
+
+
 def eta_words(part: Part) -> str:
-    """Return the ETA, or why there is none; nothing for what is finished."""
+    """Return the ETA and its range, or why there is none; nothing for what is finished."""
     if not part.counts.left and part.counts.left is not None:
         return ""
-    if part.eta_s is None:
-        return f"ETA unknown: {printable(part.eta_reason or '')}"
-    return f"ETA {duration(part.eta_s)}"
+    eta = part.eta
+    if eta.seconds is None:
+        return f"ETA unknown: {printable(eta.reason or '')}"
+    span = "" if eta.low_s is None or eta.high_s is None else f" ({duration(eta.low_s)} to {duration(eta.high_s)})"
+    return f"ETA {duration(eta.seconds)}{span}"
 
 
 def rate_words(rate: float | None) -> str:
@@ -187,40 +207,41 @@ def _wrap(items: Sequence[str], width: int, *, gap: str = _GAP) -> Iterator[str]
         if not item:
             continue
         joined = f"{line}{gap}{item}" if line else item
-        if _cells(joined) <= width:
+        if cells(joined) <= width:
             line = joined
             continue
         if line:
             yield line
-        *whole, line = _pieces(item, width)
+        *whole, line = pieces(item, width)
         yield from whole
     if line:
         yield line
 
 
-def _pieces(item: str, width: int) -> list[str]:
+def pieces(item: str, width: int) -> list[str]:
     """Return an item in pieces of at most `width` columns, broken at spaces where it has some."""
-    pieces, piece = [], ""
+    whole, piece = [], ""
     for word in item.split(" "):
         joined = f"{piece} {word}" if piece else word
-        while _cells(joined) > width:
+        while cells(joined) > width:
             cut = piece or _head(joined, width)
-            pieces.append(cut)
+            whole.append(cut)
             joined = joined[len(cut) :].lstrip(" ")
             piece = ""
         piece = joined
-    return [*pieces, piece]
+    return [*whole, piece]
 
 
 def _head(text: str, width: int) -> str:
     """Return as many first characters as `width` columns hold (at least one)."""
     end = len(text)
-    while end > 1 and _cells(text[:end]) > width:
+    while end > 1 and cells(text[:end]) > width:
         end -= 1
     return text[:end]
 
 
-def _cells(text: str) -> int:
+def cells(text: str) -> int:
+    """Return how many columns of a terminal the text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len  # noqa: PLC0415

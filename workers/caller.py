@@ -6,12 +6,18 @@ import dataclasses
 import logging
 import random
 import time
+from collections.abc import Awaitable, Callable
 
+from app import logs
+from app.errors import UsageError
 from app.records import Attempt, Completion, Sample, sample_seed
 from app.settings import GenerationSettings, WorkerSettings
 from workers.clients.base import Answer, CallFailed, Request
-from workers.endpoints import Endpoint, Endpoints, model_of
-from workers.faults import Fault, FaultKind, Scope, backoff_s
+from workers.discretion import words_for_logs
+from workers.endpoint import Endpoint
+from workers.endpoints import Endpoints, model_of
+from workers.faults import Fault, FaultKind, Scope, backoff_s, make_fault
+from workers.inquest import Finding, Inquest
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +27,15 @@ _MAX_EXCUSED = 20
 _MAY_BE_THE_SERVERS = frozenset({FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST})
 _REFUND_S = 5.0
 """A connection that broke this long before the server proved unreachable broke because the server went down."""
+
+OnFault = Callable[[FaultKind], None]
+"""Told of each failed call."""
+OnDeath = Callable[[], Awaitable[bool]]
+"""Told of each death of a server that worked on a sample; returns whether the sample is a suspect now."""
+
+
+class Suspected(Exception):  # noqa: N818 - it says what is the case
+    """Servers died while the sample was asked, so often that it is to be asked apart from others."""
 
 
 class ModelMissing(Exception):  # noqa: N818 - it says what is the case
@@ -33,6 +48,10 @@ class ModelMissing(Exception):  # noqa: N818 - it says what is the case
         )
 
 
+class ParametersRefusedError(UsageError):
+    """The server would pass over, or refuse, parameters that the dataset asks with."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What asking a sample came to."""
@@ -41,16 +60,17 @@ class Outcome:
     """None when the sample is given up."""
     fault: Fault | None
     """Why it is given up."""
-    endpoint: str
-    protocol: str
+    endpoint: str | None
+    protocol: str | None
     attempts: int
     faults: list[Attempt]
     started_at: float
     finished_at: float
     latency_s: float | None
-    request_id: str
+    request_id: str | None
     model: str | None
     seed: int | None
+    backend: str | None = None
 
 
 @dataclasses.dataclass
@@ -63,6 +83,18 @@ class _Tries:
     faults: list[Attempt] = dataclasses.field(default_factory=list)
     lost_at: float = 0.0
     """Monotonic time of a counted lost connection that may prove to be the server's death."""
+    lost_to: str = ""
+    """The endpoint that it was lost to."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Begun:
+    """Where and when a call began."""
+
+    endpoint: Endpoint
+    at: float
+    back_at: float
+    """What the endpoint said of its last return at that time; both in monotonic seconds."""
 
 
 class Caller:
@@ -71,19 +103,23 @@ class Caller:
     def __init__(self, endpoints: Endpoints, limits: WorkerSettings) -> None:
         self._endpoints = endpoints
         self._limits = limits
+        self._inquest = Inquest()
 
-    async def ask(self, sample: Sample, generation: GenerationSettings) -> Outcome:
+    async def ask(
+        self, sample: Sample, generation: GenerationSettings, *, on_death: OnDeath, on_fault: OnFault | None = None
+    ) -> Outcome:
         """Return a completion, or the fault for which the sample is given up.
 
         The permit is held from just before the call until its answer is in, not while waiting to retry.
-        Raises ModelMissing when the server has other models than the one that is asked for.
+        Raises ModelMissing when the server has other models than the one that is asked for, ParametersRefusedError
+        before a call with parameters that the server would not act on, and Suspected when `on_death` says so.
         """
         tries, started_at = _Tries(), time.time()
         seed = None if generation.seed is None else sample_seed(generation.seed, sample.id)
         avoid: Endpoint | None = None
         while True:
             endpoint = await self._endpoints.acquire(avoid)
-            call_started = time.monotonic()
+            begun = _Begun(endpoint, time.monotonic(), endpoint.back_at)
             model, request_id = generation.model, f"{sample.id}-r{sample.round}-a{tries.calls + 1}"
             try:
                 model = model or await model_of(endpoint)
@@ -95,12 +131,20 @@ class Caller:
                     seed=seed,
                     request_id=request_id,
                 )
+                await endpoint.client.identify()
+                if why := endpoint.client.refusal(request):
+                    raise ParametersRefusedError(f"{endpoint.shown}: {why}")
                 answer, fault = await self._call(endpoint, request, sample.id)
             finally:
                 # After the call's outcome is noted, so that the next call does not run into a server known to be down.
                 self._endpoints.release(endpoint)
             tries.calls += 1
-            if fault is not None and self._goes_on(sample, tries, fault, endpoint, call_started):
+            if fault is not None and on_fault is not None:
+                on_fault(fault.kind)
+            found = Finding.ALIVE if fault is None else await self._look_into(sample, tries, fault, begun)
+            if fault is not None and self._goes_on(sample, tries, fault, begun, found):
+                if found is Finding.DIED and await on_death():
+                    raise Suspected(f"{endpoint.shown} died while it worked on sample {sample.id}")
                 await self._endpoints.pause(self._pause_s(fault, tries))
                 avoid = endpoint
                 continue
@@ -117,12 +161,13 @@ class Caller:
                 request_id=request_id,
                 model=(answer.completion.model if answer else None) or model,
                 seed=seed,
+                backend=endpoint.client.backend.label,
             )
 
     async def _call(self, endpoint: Endpoint, request: Request, sample_id: str) -> tuple[Answer | None, Fault | None]:
         """Call once and note how it went."""
         try:
-            answer = await endpoint.client.complete(request)
+            answer = await endpoint.complete(request)
         except CallFailed as failure:
             fault = failure.fault
             if fault.kind is FaultKind.NOT_FOUND and endpoint.models and request.model not in endpoint.models:
@@ -133,19 +178,32 @@ class Caller:
         self._endpoints.succeeded(endpoint)
         return answer, None
 
-    def _goes_on(self, sample: Sample, tries: _Tries, fault: Fault, endpoint: Endpoint, call_started: float) -> bool:
+    async def _look_into(self, sample: Sample, tries: _Tries, fault: Fault, begun: _Begun) -> Finding:
+        """Return what became of the server; one that died in the call before may show it only now."""
+        endpoint = begun.endpoint
+        if fault.kind is FaultKind.CONNECT:
+            late = tries.lost_to == endpoint.name and time.monotonic() - tries.lost_at < _REFUND_S
+            if late:
+                tries.counted -= 1
+                tries.lost_to = ""
+            return Finding.DIED if late else Finding.ALIVE
+        found = await self._inquest.look_into(endpoint, fault, started=begun.at, back_at=begun.back_at)
+        if found is not Finding.ALIVE and endpoint.back_at == begun.back_at:
+            # No other call needs to run into it.
+            self._endpoints.failed(endpoint, make_fault(FaultKind.CONNECT, f"it died: {fault.message}"), sample.id)
+        return found
+
+    def _goes_on(self, sample: Sample, tries: _Tries, fault: Fault, begun: _Begun, found: Finding) -> bool:
         """Count the fault and tell whether the sample is asked once more."""
         if not fault.retry:
             return False
+        endpoint = begun.endpoint
         tries.faults.append(Attempt(fault.kind, endpoint.name, time.time(), fault.message))
-        now = time.monotonic()
-        if fault.kind is FaultKind.CONNECT and tries.lost_at and now - tries.lost_at < _REFUND_S:
-            tries.counted -= 1
-            tries.lost_at = 0.0
-        if _counts(fault, tries, sick=self._endpoints.is_sick(endpoint, call_started, sample.id)):
+        sick = self._endpoints.is_sick(endpoint, begun.at, sample.id)
+        if found is Finding.ALIVE and _counts(fault, tries, sick=sick):
             tries.counted += 1
             if fault.kind is FaultKind.CONNECTION_LOST:
-                tries.lost_at = now
+                tries.lost_at, tries.lost_to = time.monotonic(), endpoint.name
         goes_on = tries.counted < self._limits.max_attempts
         logger.log(
             logging.INFO if goes_on else logging.WARNING,
@@ -156,13 +214,16 @@ class Caller:
             tries.calls,
             tries.counted,
             self._limits.max_attempts,
-            fault.message,
+            words_for_logs(fault.kind, fault.message, sample.messages, sample.tools),
+            extra=logs.fields(
+                "call_failed", sample=sample.id, fault=fault.kind, endpoint=endpoint.shown, call=tries.calls
+            ),
         )
         return goes_on
 
     def _pause_s(self, fault: Fault, tries: _Tries) -> float:
         """Return how many seconds to wait before the next call."""
-        if fault.kind is FaultKind.STALE_CONNECTION:
+        if fault.kind in {FaultKind.STALE_CONNECTION, FaultKind.LOST}:
             return 0.0
         if fault.retry_after_s is not None:
             return min(fault.retry_after_s, self._limits.retry_after_max_s) + random.random() * 0.5  # noqa: S311 jitter

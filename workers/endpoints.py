@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import enum
 import logging
 import random
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import msgspec
 import redis.exceptions
 
+from app import logs
 from app.broker import Client as RedisClient
 from app.broker import text
-from app.places import Keys, endpoint_name, public_url
-from workers.clients.base import Client
+from app.places import Keys
+from app.queue import take_turn
+from workers.clients.base import PROBE_TIMEOUT_S
+from workers.endpoint import Endpoint, State
 from workers.faults import Fault, FaultKind, Scope
-from workers.permits import Block, Gate, PermitDesk, Pool
+from workers.gauges import Gauges
+from workers.permits import Block, Gate, PermitDesk
+from workers.watch import Watch, answers_a_trial
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +32,6 @@ _SHORTEST_TICK_S = 0.1
 """Seconds between two renewals at least, however often calls ask for one."""
 _START_CEILING = 64
 """Calls that a fresh process starts at once; doubled twice a second, so that a thousand connects do not pile up."""
-_RETURN_CEILING = 4
-"""The same for a server that has just come back."""
 _TRIP_AFTER = 5
 """Faults in a row, with no success between them, after which a server counts as down."""
 _PAUSE_FIRST_S, _PAUSE_MAX_S = 15.0, 300.0
@@ -38,72 +41,16 @@ _SLOW_DOWN = 0.7
 _SLOW_DOWN_EVERY_S = 2.0
 _FAILING_OTHERS = 3
 """Other samples that must fail, too, before a fault counts as the server's: a run may end on a few bad samples."""
+_SETTLED_S = 2.0
+"""Seconds for which a server must have been down before what breaks there surely broke by that."""
+_HUNG_PROBE_S = 8.0
+"""Seconds for a probe of a hung server, and for the request that it must answer then: work shall go on within 10 s."""
 _RECENT_S = 60.0
 """Seconds for which a success or a slow-down counts as recent."""
 
 _TRIPS_AT_ONCE = frozenset({FaultKind.CONNECT, FaultKind.ENGINE_DEAD, FaultKind.LOADING})
 _REFUSES_ALL = frozenset({FaultKind.UNAUTHORIZED, FaultKind.NOT_FOUND})
 _TRIPS_IN_A_ROW = frozenset({FaultKind.CONNECT_TIMEOUT, FaultKind.CONNECTION_LOST, FaultKind.SERVER_ERROR})
-
-
-class State(enum.StrEnum):
-    """An endpoint's health, shared by all workers."""
-
-    UP = "up"
-    DOWN = "down"
-    """Not reachable or its engine is dead; looked at every few seconds by one worker."""
-    PAUSED = "paused"
-    """It refuses everybody (key, model name); tried with one request now and then."""
-
-
-@dataclasses.dataclass
-class Endpoint:
-    """One model server as this process sees it; used in the loop only."""
-
-    url: str
-    client: Client
-    pool: Pool = dataclasses.field(default_factory=Pool)
-    state: State = State.DOWN
-    since: float = 0.0
-    """Unix seconds of the last change of state."""
-    reason: str = "not looked at yet"
-    models: tuple[str, ...] = ()
-    in_a_row: int = 0
-    """Faults since the last success."""
-    failing: set[str] = dataclasses.field(default_factory=set)
-    """Samples that have failed since the last success."""
-    last_success: float = 0.0
-    """Monotonic seconds."""
-    half_open: bool = False
-    """Whether it has not answered since it came back: the first fault closes it again."""
-    trials: int = 0
-    """Single requests that a paused server was tried with."""
-    slowed_at: float = 0.0
-    raised_at: float = 0.0
-    looking: bool = False
-    """Whether a probe is under way."""
-    unpublished: bool = False
-    """Whether the state has changed here since Redis was told."""
-
-    @property
-    def shown(self) -> str:
-        """The URL without credentials."""
-        return public_url(self.url)
-
-    @property
-    def name(self) -> str:
-        """A short name without credentials."""
-        return endpoint_name(self.url)
-
-    def set_state(self, state: State, reason: str, *, since: float | None = None) -> None:
-        """Change the state; the pool opens or closes with it."""
-        if state is not self.state:
-            self.since = time.time() if since is None else since
-        if state is State.UP and self.state is not State.UP:
-            self.pool.ceiling = _RETURN_CEILING
-            self.half_open, self.trials = True, 0
-        self.state, self.reason = state, reason
-        self.pool.open = state is State.UP
 
 
 class Endpoints:
@@ -120,6 +67,7 @@ class Endpoints:
         self._bound = bound
         self._probe_s = probe_s
         self._desk = PermitDesk(redis, keys, owner)
+        self._watch = Watch(redis, keys, owner, change=self._change)
         self._nudged = asyncio.Event()
         self._turned_away = asyncio.Event()
         self._probes = set[asyncio.Task[None]]()
@@ -160,10 +108,12 @@ class Endpoints:
                 self._change(endpoint, State.DOWN, f"{endpoint.in_a_row} failures in a row: {fault.message}")
 
     def is_sick(self, endpoint: Endpoint, started: float, sample_id: str) -> bool:
-        """Tell whether a fault is likely not the sample's: others fail too, and nothing has succeeded since or lately.
+        """Tell whether a fault is likely not the sample's: the server is down, or others fail too and none succeeds.
 
         `started` is the call's start in monotonic seconds.
         """
+        if endpoint.state is State.DOWN and started < endpoint.fell_at < time.monotonic() - _SETTLED_S:
+            return True
         others_fail = len(endpoint.failing - {sample_id}) >= _FAILING_OTHERS
         return others_fail and endpoint.last_success < max(started, time.monotonic() - _RECENT_S)
 
@@ -195,7 +145,8 @@ class Endpoints:
             return
         if endpoint.state is not state:
             level = logging.WARNING if state is not State.UP else logging.INFO
-            logger.log(level, "endpoint %s is %s: %s", endpoint.shown, _SAID[state], reason)
+            told = logs.fields("endpoint_changed", endpoint=endpoint.shown, state=state)
+            logger.log(level, "endpoint %s is %s: %s", endpoint.shown, _SAID[state], reason, extra=told)
         endpoint.set_state(state, reason)
         endpoint.unpublished = True
         self._nudged.set()
@@ -238,6 +189,7 @@ class Endpoints:
 
     async def close(self) -> None:
         """Close every client's connections."""
+        self._watch.close()
         for task in self._probes:
             task.cancel()
         for endpoint in self.all:
@@ -258,21 +210,30 @@ class Endpoints:
             for endpoint in self.all:
                 endpoint.pool.keep()
             return  # running requests go on, on the permits that are leased; the keeper says that Redis is away
-        for endpoint, block, (state, since, reason) in zip(self.all, blocks, shared, strict=True):
+        for endpoint, block, told in zip(self.all, blocks, shared, strict=True):
             endpoint.pool.renew(block)
-            if not state:
-                endpoint.unpublished = True  # Redis has forgotten it
-            if not endpoint.unpublished and state and state != endpoint.state:
-                endpoint.set_state(State(state), reason, since=since)
+            self._learn(endpoint, told)
+            self._watch.tick(endpoint)
             if endpoint.state is not State.UP and not endpoint.looking:
                 self._start_turn(endpoint)
+
+    @staticmethod
+    def _learn(endpoint: Endpoint, told: _Told) -> None:
+        """Take over what other workers have found out."""
+        if not told.state:
+            endpoint.unpublished = True  # Redis has forgotten it
+        elif not endpoint.unpublished and told.state != endpoint.state:
+            logger.info("endpoint %s is %s, another worker says: %s", endpoint.shown, told.state, told.reason)
+            endpoint.set_state(State(told.state), told.reason, since=told.since)
+        if told.gauges is not None and told.gauges != endpoint.gauges:
+            endpoint.gauges, endpoint.gauges_at = told.gauges, time.monotonic()
 
     def _trade(self, wishes: Sequence[tuple[str, int, int]]) -> list[Block]:
         return [
             self._desk.lease(name, in_use=in_use, wanted=wanted, bound=self._bound) for name, in_use, wanted in wishes
         ]
 
-    def _share(self) -> list[tuple[str, float, str]]:
+    def _share(self) -> list[_Told]:
         """Tell Redis of changes made here; return what it says of each endpoint."""
         changed = [endpoint for endpoint in self.all if endpoint.unpublished]
         for endpoint in changed:
@@ -286,8 +247,8 @@ class Endpoints:
                     pipe.sadd(self._keys.endpoints, endpoint.name)
                 pipe.execute()
                 for endpoint in self.all:
-                    pipe.hmget(self._keys.endpoint(endpoint.name), "state", "since", "reason")
-                return [(text(state), float(since or 0), text(reason)) for state, since, reason in pipe.execute()]
+                    pipe.hmget(self._keys.endpoint(endpoint.name), "state", "since", "reason", "gauges")
+                return [_read(*fields) for fields in pipe.execute()]
         except redis.exceptions.RedisError:
             for endpoint in changed:
                 endpoint.unpublished = True
@@ -316,10 +277,12 @@ class Endpoints:
         """Probe an endpoint that is down, or try a paused one, if the turn falls to this worker."""
         try:
             pause = min(_PAUSE_MAX_S, _PAUSE_FIRST_S * 2**endpoint.trials)
-            for_s = pause if endpoint.state is State.PAUSED else self._probe_s
+            probe_s = max(self._probe_s, _HUNG_PROBE_S) if endpoint.hung else self._probe_s
+            for_s = pause if endpoint.state is State.PAUSED else probe_s
             key = self._keys.probe(endpoint.name)
-            mine = await asyncio.to_thread(self._redis.set, key, self._owner, nx=True, px=int(for_s * 1000))
-            if not mine:
+            if not await asyncio.to_thread(
+                take_turn, self._redis, key, self._owner, for_s=for_s, longest_s=_PAUSE_MAX_S
+            ):
                 return
             await asyncio.sleep(random.random() * 0.1 * self._probe_s)  # noqa: S311 jitter
             if endpoint.state is State.PAUSED:
@@ -333,7 +296,7 @@ class Endpoints:
 
     def _try_once(self, endpoint: Endpoint) -> None:
         """Let one request through to an endpoint that refuses everybody: the only way to see whether it still does."""
-        if time.time() - endpoint.since < _PAUSE_FIRST_S:
+        if 0 <= time.time() - endpoint.since < _PAUSE_FIRST_S:  # `since` may be by another machine's clock
             return
         endpoint.trials = min(endpoint.trials + 1, 16)
         endpoint.pool.ceiling, endpoint.pool.open = endpoint.pool.in_use + 1, True
@@ -341,14 +304,37 @@ class Endpoints:
         endpoint.pool.open = False
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        probe = await endpoint.client.probe()
+        hung = endpoint.hung
+        probe = await endpoint.client.probe(timeout_s=_HUNG_PROBE_S if hung else PROBE_TIMEOUT_S)
         if probe.alive:
             endpoint.models = probe.models or endpoint.models
+            if hung and not await answers_a_trial(endpoint, timeout_s=_HUNG_PROBE_S):
+                return
             if endpoint.state is State.DOWN:
+                await endpoint.client.identify(again=True)  # it may have come back as another one
                 self._change(endpoint, State.UP, "ok")
+            endpoint.proved_at = time.monotonic() if hung else endpoint.proved_at
         elif endpoint.state is State.UP or endpoint.since == 0.0:
             endpoint.set_state(State.UP, "")  # so that the change is seen as one
             self._change(endpoint, State.PAUSED if probe.refuses else State.DOWN, probe.words)
+
+
+class _Told(NamedTuple):
+    """What Redis says of an endpoint."""
+
+    state: str
+    """Empty where it knows nothing."""
+    since: float
+    reason: str
+    gauges: Gauges | None
+
+
+def _read(state: bytes | None, since: bytes | None, reason: bytes | None, gauges: bytes | None) -> _Told:
+    try:
+        read = msgspec.json.decode(gauges, type=Gauges) if gauges else None
+    except msgspec.DecodeError:
+        read = None  # written by a worker of another version
+    return _Told(text(state), float(since or 0), text(reason), read)
 
 
 _SAID = {State.UP: "up", State.DOWN: "down", State.PAUSED: "paused, for it refuses every request"}

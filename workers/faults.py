@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from app import records
 from workers.wording import code_of, one_line, quote_start, reason_phrase, words_of, words_of_body
 
 MAX_MESSAGE_CHARS = 500
@@ -29,6 +30,8 @@ class FaultKind(enum.StrEnum):
     """Reset, cut in the middle of the answer, or closed without one."""
     STALE_CONNECTION = "stale_connection"
     """The server closed an idle kept-alive connection at the moment of its reuse."""
+    LOST = "lost"
+    """The server has forgotten the request: it works on nothing while we wait, or hung and came back without it."""
     OVERLOADED = "overloaded"
     """The server asks for less: rate limit, full queue, paused engine."""
     SERVER_ERROR = "server_error"
@@ -54,6 +57,8 @@ class FaultKind(enum.StrEnum):
     """The answer ended for no reason that makes it whole: error, repetition, unknown or null."""
     EMPTY_ANSWER = "empty_answer"
     """Tokens were generated, yet no text, reasoning or tool call came."""
+    POISON = records.POISON
+    """Workers or model servers died each time that it was asked."""
 
 
 class Scope(enum.StrEnum):
@@ -89,6 +94,7 @@ TREATMENTS: Mapping[FaultKind, Treatment] = {
     # Counted, for a prompt that kills the server looks like this too.
     FaultKind.CONNECTION_LOST: _FOR_SAMPLE,
     FaultKind.STALE_CONNECTION: _FOR_FREE,
+    FaultKind.LOST: _FOR_FREE,
     FaultKind.OVERLOADED: _FOR_LOAD,
     FaultKind.SERVER_ERROR: _FOR_SAMPLE,
     FaultKind.ENGINE_DEAD: _FOR_ENDPOINT,
@@ -103,6 +109,7 @@ TREATMENTS: Mapping[FaultKind, Treatment] = {
     FaultKind.ABORTED: _FOR_FREE,
     FaultKind.UNFINISHED: _FOR_SAMPLE,
     FaultKind.EMPTY_ANSWER: _FOR_SAMPLE,
+    FaultKind.POISON: _FOR_GOOD,
 }
 """The one table of what each kind of fault leads to."""
 

@@ -29,6 +29,10 @@ class Duties:
     heartbeat: Callable[[], Mapping[str, Any]]
     publish: Callable[[str, Sequence[str]], None]
     write_progress: Callable[[], None]
+    tell_faults: Callable[[], None]
+    """Tells Redis of the failed calls since the last time."""
+    explain: Callable[[redis.exceptions.RedisError], str] = str
+    """Says in one sentence why Redis cannot be used."""
 
 
 class Keeper:
@@ -37,7 +41,18 @@ class Keeper:
     Each has a thread of its own: however long a duty takes, the worker does not look dead.
     """
 
-    def __init__(self, books: Queue, owner: str, duties: Duties, *, lease_s: float, progress_s: float) -> None:
+    def __init__(
+        self,
+        books: Queue,
+        owner: str,
+        duties: Duties,
+        *,
+        lease_s: float,
+        progress_s: float,
+        extract: bool = False,
+    ) -> None:
+        """`extract`: read the queues of datasets of hidden states, and no others."""
+        self._extract = extract
         self._books = books
         self._owner = owner
         self._duties = duties
@@ -50,7 +65,8 @@ class Keeper:
         ]
         self._queues: tuple[set[str], set[str]] = (set(), set())
         self._is_first = False
-        self._away = False
+        self._away = ""
+        """Why Redis cannot be used, while it cannot."""
         self._unwritten = ""
         """Why progress could not be written the last time."""
 
@@ -69,7 +85,7 @@ class Keeper:
     def begin(self) -> None:
         """Start the rates anew if this is the first worker: from now on it takes work."""
         if self._is_first:
-            self._books.begin_session()
+            self._books.begin_runs()
 
     def stop(self) -> None:
         """End the threads and the worker's presence."""
@@ -77,6 +93,7 @@ class Keeper:
         for thread in self._threads:
             thread.join(10)
         try:
+            self._duties.tell_faults()
             self._books.part(self._owner)
         except redis.exceptions.RedisError:
             logger.debug("Redis is away; the heartbeat expires by itself")
@@ -85,12 +102,14 @@ class Keeper:
         while not self._ended.wait(_BEAT_S):
             try:
                 self._beat()
-            except redis.exceptions.RedisError:
-                if not self._away:
+            except redis.exceptions.RedisError as error:
+                why = self._duties.explain(error)
+                if why != self._away:
                     logger.warning(
-                        "Redis is away or full; finished records are written, and the work goes on when it is back"
+                        "Redis is away or full: %s Finished records are written, and the work goes on when it is back.",
+                        why,
                     )
-                self._away = True
+                self._away = why
                 continue
             except Exception:
                 # The heart must go on, or this worker would count as dead.
@@ -98,7 +117,7 @@ class Keeper:
                 continue
             if self._away:
                 logger.warning("Redis is back")
-            self._away = False
+            self._away = ""
 
     def _do_duties(self) -> None:
         while not self._ended.wait(_BEAT_S):
@@ -114,7 +133,8 @@ class Keeper:
     def _beat(self) -> None:
         # Shorter than the visibility timeout: when a dead worker's ticket comes back, its heartbeat is gone.
         self._books.beat(self._owner, self._duties.heartbeat(), ttl_s=max(3.0, min(10.0, self._lease_s / 3)))
-        self._queues = self._books.queues()
+        self._queues = self._books.queues(extract=self._extract)
+        self._duties.tell_faults()
 
     def _sweep(self) -> None:
         """Re-queue samples whose ticket was lost (kombu's window between popping and noting a message)."""
@@ -141,5 +161,5 @@ class Keeper:
                 logger.warning("progress could not be written: %s", error)
             self._unwritten = str(error)
         for dataset in self._books.datasets():
-            self._books.trim_rates(dataset)
+            self._books.tally.trim(dataset)
         logger.debug("progress written in %.3f s", time.monotonic() - started)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 import kombu.transport.redis
+import kombu.transport.virtual.base
 import redis.exceptions
 from celery import bootsteps
 from celery.worker import state
+
+from app.clock import RedisClock
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +32,8 @@ class LeaseKeeper(bootsteps.StartStopStep):  # type: ignore[misc] # celery is un
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
+    clock = RedisClock()
+    """The clock of all scores."""
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         super().__init__(consumer, **options)
@@ -35,6 +41,8 @@ class LeaseKeeper(bootsteps.StartStopStep):  # type: ignore[misc] # celery is un
 
     def start(self, consumer: Any) -> None:
         """Refresh at once (a connection may have been away for long) and then several times per lease."""
+        # What a lost connection leaves behind holds sockets, in cycles that the collector would go through hours later.
+        gc.collect()
         visibility_s = consumer.task_consumer.channel.visibility_timeout
         self.refresh(consumer)
         self._timer = consumer.timer.call_repeatedly(visibility_s / _BEATS_PER_LEASE, self.refresh, (consumer,))
@@ -48,12 +56,12 @@ class LeaseKeeper(bootsteps.StartStopStep):  # type: ignore[misc] # celery is un
     def refresh(self, consumer: Any) -> None:
         """Set the score of every delivery that this worker holds to now."""
         tags = {request._message.delivery_tag for request in list(state.requests.values())}  # noqa: SLF001 no public name
-        if not tags:
-            return
-        channel, now = consumer.task_consumer.channel, time.time()
+        channel = consumer.task_consumer.channel
         try:
             with channel.conn_or_acquire() as client:
-                client.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
+                self.clock.ask(client)  # before the first delivery is noted, too
+                if tags:
+                    client.zadd(channel.unacked_index_key, dict.fromkeys(tags, self.clock.now()), xx=True)
         except redis.exceptions.RedisError:
             logger.debug("deliveries could not be refreshed; the connection is coming back", exc_info=True)
 
@@ -120,6 +128,54 @@ def keep_running_work_over_blips(stopping: Callable[[], bool]) -> None:
 
     qos_class.restore_unacked_once = restore_unacked_once  # type: ignore[method-assign]
     channel_class._disconnect_pools = disconnect_pools  # type: ignore[method-assign] # noqa: SLF001 same
+
+
+def free_the_slot_of_a_lost_ack() -> None:
+    """Let a delivery that could not be acked or handed back no longer count as one that runs.
+
+    kombu would count it for ever while its own connection lasts (a Redis that refuses writes or a changed password
+    spoils the acks alone), and once every slot had lost one the worker would wait for ever. Such a delivery comes back
+    when its score is old, and finds its record or is asked again.
+    """
+    qos_class, plain = kombu.transport.redis.QoS, kombu.transport.virtual.base.QoS
+    acknowledge, turn_down = qos_class.ack, qos_class.reject
+
+    def ack(qos: Any, delivery_tag: str) -> None:
+        try:
+            acknowledge(qos, delivery_tag)  # type: ignore[no-untyped-call]
+        except redis.exceptions.RedisError:
+            plain.ack(qos, delivery_tag)  # type: ignore[no-untyped-call]
+            raise
+
+    def reject(qos: Any, delivery_tag: str, requeue: bool = False) -> None:
+        try:
+            turn_down(qos, delivery_tag, requeue)  # type: ignore[no-untyped-call]
+        except redis.exceptions.RedisError:
+            plain.ack(qos, delivery_tag)  # type: ignore[no-untyped-call]
+            raise
+
+    qos_class.ack = ack  # type: ignore[method-assign]
+    qos_class.reject = reject  # type: ignore[method-assign]
+
+
+def keep_time_by_redis(clock: RedisClock) -> None:
+    """Let deliveries be noted and taken back by Redis' clock.
+
+    kombu writes each worker's own time into a set that all workers compare with theirs: one whose clock is an hour
+    ahead would take everybody's running deliveries back, and never its own if it is behind. When Redis' own clock was
+    set, nothing is taken back until every living worker has had the time to refresh its deliveries.
+    """
+    qos_class = kombu.transport.redis.QoS
+    take_back = qos_class.restore_visible
+
+    def restore_visible(qos: Any, *args: Any, **options: Any) -> None:
+        with qos.channel.conn_or_acquire() as client:
+            clock.ask(client)
+        if not clock.stepped_within(qos.visibility_timeout):
+            take_back(qos, *args, **options)  # type: ignore[no-untyped-call]
+
+    kombu.transport.redis.time = clock.now
+    qos_class.restore_visible = restore_visible  # type: ignore[assignment]
 
 
 def wait_for_a_redis_that_takes_writes() -> None:

@@ -23,14 +23,18 @@ from app.places import dataset_folder, public_url
 from app.progress import take_snapshot, write_progress
 from app.queue import Queue
 from app.records import Ticket
+from app.snapshot import Snapshot
 from workers.caller import Caller
-from workers.clients.openai_chat import OpenAIChatClient
+from workers.clients.make import make_client
 from workers.drain import Drain
-from workers.endpoints import Endpoint, Endpoints
+from workers.endpoint import Endpoint
+from workers.endpoints import Endpoints
+from workers.fault_tally import FaultTally
 from workers.keeper import Duties, Keeper
 from workers.loop import LoopThread
 from workers.recorder import Recorder
-from workers.story import Story, existing_folder
+from workers.rendering import Tokenizers
+from workers.story import LOCK_PATIENCE_S, Story, existing_folder
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +68,18 @@ class Mill:
         self._loop = LoopThread()
         self.drain = Drain(self._limits.drain_s, hand_back=self._hand_back, turn_away=self._turn_away)
         self._recorder = Recorder(self._books, on_stall=self._on_stall)
-        duties = Duties(self._heartbeat, lambda dataset, ids: publish(app, dataset, ids), self._write_progress)
+        self._faults = FaultTally()
+        self._last_progress: Snapshot | None = None
+        duties = Duties(
+            self._heartbeat,
+            lambda dataset, ids: publish(app, dataset, ids),
+            self._write_progress,
+            lambda: self._faults.tell(self._books),
+            explain=lambda error: str(broker.translate(error, self._url)),
+        )
         limits = self._limits
         self.keeper = Keeper(self._books, owner, duties, lease_s=limits.lease_s, progress_s=limits.progress_s)
+        self._tokenizers = Tokenizers(self._servers.tokenizer)
         self._endpoints: Endpoints | None = None
         self._story: Story | None = None
 
@@ -89,6 +102,7 @@ class Mill:
             store=self._store,
             caller=Caller(self._endpoints, self._limits),
             recorder=self._recorder,
+            faults=self._faults,
             loop=self._loop,
             stopping=lambda: self.drain.stopping,
         )
@@ -114,25 +128,19 @@ class Mill:
 
     def describe(self) -> str:
         """Return one line on slots, servers and the broker."""
-        servers = ", ".join(public_url(url) for url in self._servers.model_urls)
+        backends = {one.url: one.client.backend for one in self._endpoints.all} if self._endpoints else {}
+        found = {url: f", {backend.shown}" for url, backend in backends.items() if backend.label}
+        servers = ", ".join(f"{public_url(url)}{found.get(url, '')}" for url in self._servers.model_urls)
         bound = self._servers.max_in_flight
         return f"{self._slots} slots; model servers: {servers} (at most {bound} requests each); Redis: {self._url}"
 
     async def _open_endpoints(self) -> Endpoints:
         servers = self._servers
-        key = servers.api_key.get_secret_value() if servers.api_key else None
         endpoints = Endpoints(
             [
                 Endpoint(
                     url=url,
-                    client=OpenAIChatClient(
-                        url,
-                        api_key=key,
-                        request_timeout_s=servers.request_timeout_s,
-                        connect_timeout_s=servers.connect_timeout_s,
-                        max_connections=self._slots + 8,
-                        max_body_bytes=int(servers.max_body_mb * 2**20),
-                    ),
+                    client=make_client(url, servers, self._tokenizers, max_connections=self._slots + 8),
                 )
                 for url in servers.model_urls
             ],
@@ -187,6 +195,9 @@ class Mill:
             "in_flight": {endpoint.name: endpoint.pool.in_use for endpoint in endpoints},
             "held": {endpoint.name: endpoint.pool.held for endpoint in endpoints},
             "bound": {endpoint.name: endpoint.pool.bound for endpoint in endpoints},
+            "latency_s": {endpoint.name: endpoint.latency_s for endpoint in endpoints},
+            "backend": {endpoint.name: endpoint.client.backend.label for endpoint in endpoints},
+            "templates": self._tokenizers.fingerprints,
         }
 
     def _write_progress(self) -> None:
@@ -195,8 +206,9 @@ class Mill:
         if datasets:
             snapshot = take_snapshot(self._books, prepared, datasets, url=self._url)
             for dataset in datasets:
-                with Ledger.open(dataset_folder(prepared, dataset)) as ledger:
-                    write_progress(ledger, snapshot)
+                with Ledger.open(dataset_folder(prepared, dataset), patience_s=LOCK_PATIENCE_S) as ledger:
+                    write_progress(ledger, snapshot, before=self._last_progress)
+            self._last_progress = snapshot
 
 
 def raise_file_limit(slots: int) -> None:

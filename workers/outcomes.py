@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import time
+
 from app.ledger import Pen
-from app.records import Kind, Record, Sample, Verdict, encode_line
+from app.records import Kind, Record, Sample, Verdict, encode_line, sample_seed
 from app.settings import GenerationSettings
+from app.verdict import judge
 from workers.caller import Outcome
-from workers.verdict import judge
+from workers.faults import FaultKind, make_fault
 
 _FROM_COMPLETION = (
     "reasoning",
@@ -15,10 +19,40 @@ _FROM_COMPLETION = (
     "tool_calls",
     "finish_reason",
     "stop_reason",
+    "unparsed_calls",
     "prompt_token_ids",
     "output_ids",
+    "ids",
+    "ids_end",
+    "ids_check",
+    "raw",
+    "template",
+    "notes",
     "usage",
 )
+
+
+def poison_outcome(dataset: str, sample: Sample, generation: GenerationSettings, *, deaths: int) -> Outcome:
+    """Return the outcome of a sample that is not asked any more: so many workers and model servers died over it."""
+    message = (
+        f"{deaths} workers or model servers died while this sample was asked, the last of them with no other suspect "
+        f"beside it; producer retry {shlex.quote(dataset)} --fault poison asks it again"
+    )
+    now = time.time()
+    return Outcome(
+        completion=None,
+        fault=make_fault(FaultKind.POISON, message),
+        endpoint=None,
+        protocol=None,
+        attempts=deaths,
+        faults=[],
+        started_at=now,
+        finished_at=now,
+        latency_s=None,
+        request_id=None,
+        model=generation.model,
+        seed=None if generation.seed is None else sample_seed(generation.seed, sample.id),
+    )
 
 
 def make_record(
@@ -30,11 +64,7 @@ def make_record(
         fault = outcome.fault
         verdict = Verdict(Kind.FAILED, fault.kind.value if fault else "unknown")
     else:
-        verdict = judge(
-            completion,
-            min_completion_tokens=generation.min_completion_tokens,
-            keep_truncated=generation.keep_truncated,
-        )
+        verdict = judge(completion, generation.rules())
     answered = {} if completion is None else {name: getattr(completion, name) for name in _FROM_COMPLETION}
     return Record(
         id=sample.id,
@@ -48,6 +78,7 @@ def make_record(
         reference=sample.reference,
         model=outcome.model,
         endpoint=outcome.endpoint,
+        backend=outcome.backend,
         protocol=outcome.protocol,
         sampling=generation.sampling(),
         seed=outcome.seed,

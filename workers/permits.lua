@@ -1,13 +1,15 @@
 -- Lease permits of one endpoint to one worker: the global bound on requests in flight.
 --
 -- KEYS[1] permits   hash    owner -> "held|wanted|expiry": permits it may use until expiry (milliseconds, Redis' clock)
+-- KEYS[2] bound     string  a bound that a person has set, in the place of the worker's own
 -- ARGV    owner, in use, wanted, the worker's own bound, time to live in ms
 --
 -- Every owner gets its fair share of the bound (max-min fairness over what is wanted), but never more than the others
 -- leave free: the sum of all held permits stays within the bound. An owner keeps at least what it has in use.
 -- Returns {held, bound, others, share}: others is what living owners other than this one hold; share is how many of
 -- the held permits may be handed on to new calls, so that a busy owner shrinks when others come.
-local owner, in_use, wanted, bound = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local owner, in_use, wanted = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local bound = tonumber(redis.call('GET', KEYS[2]) or '') or tonumber(ARGV[4])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 

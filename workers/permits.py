@@ -43,9 +43,13 @@ class PermitDesk:
         self._lease = client.register_script(script)
 
     def lease(self, endpoint: str, *, in_use: int, wanted: int, bound: int) -> Block:
-        """Renew this worker's block of one endpoint, growing or shrinking it towards what is wanted and fair."""
+        """Renew this worker's block of one endpoint, growing or shrinking it towards what is wanted and fair.
+
+        `bound` is this worker's own; one that a person has set in Redis goes before it.
+        """
         args: list[str | int] = [self._owner, in_use, wanted, bound, int(PERMIT_TTL_S * 1000)]
-        return Block(*cast("list[int]", self._lease(keys=[self._keys.permits(endpoint)], args=args)))
+        keys = [self._keys.permits(endpoint), self._keys.bound]
+        return Block(*cast("list[int]", self._lease(keys=keys, args=args)))
 
 
 class Pool:

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import redis.exceptions
 
 from app.errors import StoreError
-from app.ledger import Ledger, Pen
-from app.queue import Done, Queue
+from app.ledger import Committed, Ledger, Pen
+from app.queue import Queue
 from app.records import Kind
+from app.rejudge import Revision
+from app.tally import Done
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,9 @@ class Entry(NamedTuple):
     pen: Pen
     recorded: Future[bool]
     """Resolved with whether the line was new, once it is durable."""
+    latency_s: float | None = None
+    """Seconds of the answered call; None where none was answered."""
+    prompt_tokens: int = 0
 
 
 class _News(NamedTuple):
@@ -53,6 +58,7 @@ class Recorder:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mill-recorder", daemon=True)
         self._stalls: dict[str, str] = {}
+        self._revisions: dict[str, Revision] = {}
 
     @property
     def stalled(self) -> str | None:
@@ -109,31 +115,40 @@ class Recorder:
 
     def _record(self, dataset: str, entries: list[Entry]) -> None:
         try:
-            new = self._commit(dataset, entries)
+            committed = self._commit(dataset, entries)
+        except StoreError as error:
+            logger.warning("dataset %s: %d finished records could not be written; asked again", dataset, len(entries))
+            self._fail(entries, error)
+            return
         except Exception as error:  # the waiting tasks hear of it; the writer goes on
             logger.exception("dataset %s: %d records could not be written", dataset, len(entries))
-            for entry in entries:
-                entry.recorded.set_exception(error)
+            self._fail(entries, error)
             return
         news = _News(dataset, [], [])
-        for entry, fresh in zip(entries, new, strict=True):
+        for entry, pen, fresh in zip(entries, committed.pens, committed.new, strict=True):
             if fresh:
-                news.done.append(Done(entry.pen.id, entry.pen.kind, entry.pen.tokens))
+                news.done.append(Done(pen.id, pen.kind, pen.tokens, entry.prompt_tokens, entry.latency_s))
             else:
-                news.known.append(entry.pen.id)
+                news.known.append(pen.id)
         self._tell([news])
-        for entry, fresh in zip(entries, new, strict=True):
+        for entry, fresh in zip(entries, committed.new, strict=True):
             entry.recorded.set_result(fresh)
 
-    def _commit(self, dataset: str, entries: list[Entry]) -> list[bool]:
+    @staticmethod
+    def _fail(entries: list[Entry], error: Exception) -> None:
+        for entry in entries:
+            entry.recorded.set_exception(error)
+
+    def _commit(self, dataset: str, entries: list[Entry]) -> Committed:
         """Write until it works: a full disk holds the records, it does not lose them.
 
         Raises StoreError when the worker is told to end meanwhile.
         """
-        pens = [entry.pen for entry in entries]
+        pens, ledger = [entry.pen for entry in entries], entries[0].ledger
+        revise = self._revisions.setdefault(dataset, Revision(ledger))
         while True:
             try:
-                committed = entries[0].ledger.commit(pens)
+                committed = ledger.commit(pens, revise=revise)
             except StoreError as error:
                 self.stall("write", f"{error} {len(pens)} finished records of {dataset} wait in memory.")
                 if self._stopping.wait(_RETRY_S):
@@ -142,7 +157,7 @@ class Recorder:
             for mending in committed.mended:
                 logger.warning("%s", mending)
             self.stall("write", None)
-            return committed.new
+            return committed
 
     def stall(self, step: str, why: str | None) -> None:
         """Start no new request while a step (opening, writing) says why the disk refuses; None: it works again."""

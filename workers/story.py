@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -15,24 +16,29 @@ from pathlib import Path
 
 import redis.exceptions
 
-from app import manifest, settings
+from app import logs, manifest, settings
 from app.errors import MillError, StoreError
 from app.index import Entry as IndexEntry
 from app.jsonl import Mending
 from app.ledger import Ledger
 from app.places import DatasetFolder, dataset_folder
 from app.queue import Queue
-from app.records import Kind, Sample, Ticket
+from app.records import Kind, Record, Sample, Ticket
 from app.settings import GenerationSettings, StoreSettings
-from workers.caller import Caller, ModelMissing
+from workers.caller import Caller, ModelMissing, Outcome, Suspected
+from workers.discretion import words_for_logs
+from workers.fault_tally import FaultTally
 from workers.loop import LoopThread
-from workers.outcomes import make_pen, make_record
+from workers.outcomes import make_pen, make_record, poison_outcome
 from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
 
 _MAX_CRASHES = 3
 _PAUSED_S = 1.0
+_LANE_WAIT_S = 1.0
+"""Seconds, on average, for which a suspect waits while the lane has no room; then its ticket goes behind all others."""
+_LOOK_ROUND_S = 0.05
 _RETRY_S = 1.0
 """Seconds between two tries while Redis or the disk is away."""
 
@@ -41,8 +47,8 @@ class SampleFailed(Exception):  # noqa: N818 - what Flower shows: the sample fai
     """A sample was given up; its failure record is durable. Raised so that Celery and Flower count a failure."""
 
 
-class HandedBack(Exception):  # noqa: N818 - no error: the ticket goes back to the queue
-    """The worker ends before the sample was recorded."""
+class HandedBack(Exception):  # noqa: N818 - no error: the ticket goes back to the queue, behind all others
+    """The worker ends before the sample was recorded, or the sample is not to be asked now."""
 
 
 @dataclasses.dataclass
@@ -54,6 +60,8 @@ class _Job:
     ledger: Ledger
     generation: GenerationSettings
     recorded: concurrent.futures.Future[bool]
+    poison: int = 0
+    """Deaths for which it is given up unasked."""
     failure: str | None = None
     """Why it was given up, once it was."""
 
@@ -69,6 +77,7 @@ class Story:
         store: StoreSettings,
         caller: Caller,
         recorder: Recorder,
+        faults: FaultTally,
         loop: LoopThread,
         stopping: Callable[[], bool],
     ) -> None:
@@ -77,6 +86,7 @@ class Story:
         self._store = store
         self._caller = caller
         self._recorder = recorder
+        self._faults = faults
         self._loop = loop
         self._stopping = stopping
         self._lock = threading.Lock()
@@ -94,7 +104,8 @@ class Story:
     def generate(self, ticket: Ticket) -> None:
         """Turn a ticket into a durable record, or find that there is nothing to do.
 
-        Raises SampleFailed when the sample was given up (and that is durable), HandedBack when the worker ends first.
+        Raises SampleFailed when the sample was given up (and that is durable), HandedBack when the worker ends first
+        or the sample has to wait.
         """
         if self._stopping():
             raise HandedBack
@@ -124,7 +135,10 @@ class Story:
             job = self._prepare(ticket, recorded)
             if job is None:
                 return
-            self._loop.soon(self._start_asking, job)
+            if job.poison:
+                self._record(job, poison_outcome(job.dataset, job.sample, job.generation, deaths=job.poison))
+            else:
+                self._loop.soon(self._start_asking, job)
             new = recorded.result()
         except HandedBack:
             raise
@@ -133,6 +147,9 @@ class Story:
             with contextlib.suppress(redis.exceptions.RedisError):
                 self._books.release(ticket.dataset, ticket.sample_id, self._owner)
             if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
+                raise HandedBack from error
+            if isinstance(error, Suspected):
+                _tell_of_suspect(ticket)
                 raise HandedBack from error
             if isinstance(error, (ModelMissing, MillError)):
                 self._pause(ticket.dataset, str(error))
@@ -157,12 +174,12 @@ class Story:
     def _pause(self, dataset: str, why: str) -> None:
         with contextlib.suppress(redis.exceptions.RedisError):
             self._books.pause(dataset, why)
-        logger.error("dataset %s is paused: %s", dataset, why)
+        logger.error("dataset %s is paused: %s", dataset, why, extra=logs.fields("dataset_paused", dataset=dataset))
 
     def _prepare(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
         """Return what is to be asked, waiting while Redis or the disk is away; None if there is nothing to do.
 
-        Raises HandedBack when the worker ends first.
+        Raises HandedBack when the worker ends first or the sample has to wait.
         """
         while True:
             try:
@@ -186,12 +203,16 @@ class Story:
         if taken.state == "paused":
             time.sleep(_PAUSED_S)  # until this worker stops reading the dataset's queue
             raise HandedBack
+        if taken.state == "aside":
+            _tell_of_suspect(ticket)
+            raise HandedBack
+        if taken.state == "full":
+            self._wait_for_the_lane()
+            raise HandedBack
         if taken.sample is None:
             return None
-        if taken.deaths > 1:
-            logger.warning("dataset %s: %d workers died while they asked sample %s", dataset, taken.deaths, id_)
         ledger = self._open(dataset)
-        if taken.state != "new":
+        if taken.state != "new" or taken.deaths:
             # Its last owner died, perhaps between the fsync and the index: look at the file itself.
             _tell(ledger.catch_up())
         entry = ledger.look_up([id_]).get(id_)
@@ -205,16 +226,24 @@ class Story:
                 dataset,
                 taken.sample.settings,
                 id_,
+                extra=logs.fields("settings_unknown", dataset=dataset, sample=id_),
             )
             self._books.forget(dataset, [id_])
             return None
-        return _Job(dataset, taken.sample, ledger, generation, recorded)
+        poison = taken.deaths if taken.state == "poison" else 0
+        return _Job(dataset, taken.sample, ledger, generation, recorded, poison)
+
+    def _wait_for_the_lane(self) -> None:
+        # Spread, for tickets that go back at the same moment hinder each other.
+        until = time.monotonic() + _LANE_WAIT_S * (0.5 + random.random())  # noqa: S311 jitter
+        while time.monotonic() < until and not self._stopping():
+            time.sleep(_LOOK_ROUND_S)
 
     def _open(self, dataset: str) -> Ledger:
         with self._opening:
             ledger = self._ledgers.get(dataset)
             if ledger is None:
-                ledger = Ledger.open(existing_folder(self._store.prepared_dir, dataset))
+                ledger = Ledger.open(existing_folder(self._store.prepared_dir, dataset), patience_s=LOCK_PATIENCE_S)
                 _tell(ledger.catch_up())
                 self._ledgers[dataset] = ledger
             return ledger
@@ -241,12 +270,29 @@ class Story:
         task.add_done_callback(functools.partial(self._settle, job))
 
     async def _ask(self, job: _Job) -> None:
-        outcome = await self._caller.ask(job.sample, job.generation)
+        with logs.about(dataset=job.dataset):
+            outcome = await self._caller.ask(
+                job.sample,
+                job.generation,
+                on_death=functools.partial(self._blame, job),
+                on_fault=functools.partial(self._faults.note, job.dataset),
+            )
+        self._record(job, outcome)
+
+    async def _blame(self, job: _Job) -> bool:
+        """Count a server's death against the sample; tell whether it is a suspect now."""
+        try:
+            return await asyncio.to_thread(self._books.blame, job.dataset, job.sample.id, self._owner)
+        except redis.exceptions.RedisError:
+            return False  # a death that nobody can count
+
+    def _record(self, job: _Job, outcome: Outcome) -> None:
         record = make_record(job.dataset, job.sample, outcome, job.generation, worker=self._owner)
         if record.verdict is Kind.FAILED:
             job.failure = f"{record.reason}: {record.error}"
-            logger.warning("dataset %s: sample %s failed: %s", job.dataset, record.id, job.failure)
-        self._recorder.put(Entry(job.dataset, job.ledger, make_pen(record), job.recorded))
+            _tell_of_failure(job, record)
+        pen, prompt_tokens = make_pen(record), record.usage.prompt_tokens or 0
+        self._recorder.put(Entry(job.dataset, job.ledger, pen, job.recorded, record.latency_s, prompt_tokens))
 
     def _settle(self, job: _Job, task: asyncio.Task[None]) -> None:
         """Tell the slot that waits when no record will come."""
@@ -255,6 +301,10 @@ class Story:
             job.recorded.cancel()
         elif error := task.exception():
             job.recorded.set_exception(error)
+
+
+LOCK_PATIENCE_S = 10.0
+"""Seconds after which a folder whose lock nobody lets go counts as one that takes no records."""
 
 
 def existing_folder(prepared: Path, dataset: str) -> DatasetFolder:
@@ -276,6 +326,35 @@ def _is_finished(entry: IndexEntry, sample: Sample) -> bool:
     if entry.kind is Kind.PENDING:
         return False
     return entry.kind is Kind.ACCEPTED or entry.round >= sample.round
+
+
+def _tell_of_failure(job: _Job, record: Record) -> None:
+    reason, said = record.reason or "", record.error or ""
+    logger.warning(
+        "dataset %s: sample %s failed: %s: %s",
+        job.dataset,
+        record.id,
+        reason,
+        words_for_logs(reason, said, job.sample.messages, job.sample.tools),
+        extra=logs.fields(
+            "sample_failed",
+            dataset=job.dataset,
+            sample=record.id,
+            fault=reason,
+            endpoint=record.endpoint,
+            attempts=record.attempts,
+        ),
+    )
+
+
+def _tell_of_suspect(ticket: Ticket) -> None:
+    logger.warning(
+        "dataset %s: workers or model servers died more than once while sample %s was asked; it is asked after the "
+        "others, apart from them",
+        ticket.dataset,
+        ticket.sample_id,
+        extra=logs.fields("sample_suspected", dataset=ticket.dataset, sample=ticket.sample_id),
+    )
 
 
 def _tell(mended: list[Mending]) -> None:

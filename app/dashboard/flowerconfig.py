@@ -1,13 +1,18 @@
-"""Flower executes this file at its start (FLOWER_CONF names it); its variables become options.
+"""Flower executes this file at its start (FLOWER_CONF names it): its variables become options, and our page enters.
 
-They would win over FLOWER_ variables, so only options that nobody has set appear here.
+Variables would win over FLOWER_ variables, so only options that nobody has set appear here.
 """
 
 from __future__ import annotations
 
+from flower import urls as _urls
 from tornado.options import options as _tornado_options
 
 from app.dashboard import defaults as _defaults
+from app.dashboard import handlers as _handlers
+from app.dashboard import metrics_handlers as _metrics_handlers
+from app.dashboard import seam as _seam
+from app.dashboard.watch import Watch as _Watch
 from app.settings import StoreSettings as _StoreSettings
 from app.settings import load as _load
 
@@ -20,3 +25,7 @@ try:
     )
 except _defaults.RefusedAddressError as _refusal:
     raise SystemExit(str(_refusal)) from None
+
+_watch = _Watch.from_settings()
+_routes = [*_handlers.routes(_watch), *_metrics_handlers.routes(_watch)]
+_seam.install(_routes, handlers=_urls.handlers, settings=_urls.settings)

@@ -1,39 +1,51 @@
--- Take a sample for one worker, or say why not.
+-- Take a sample for one worker, or say why not. Keys and arguments: lane.lua.
 --
--- KEYS[1] prompts   hash  sample id -> payload of what is still to do
--- KEYS[2] flights   hash  sample id -> "owner|unix seconds" of who asks it
--- KEYS[3] deaths    hash  sample id -> owners that died while asking it
--- KEYS[4] paused    hash  dataset -> why
--- ARGV    sample id, owner, prefix of the workers' heartbeat keys, dataset
---
--- Returns {state, payload, deaths}:
+-- Returns {state}, and {state, payload, deaths} where it was taken:
 --   gone    no payload: somebody recorded it
 --   held    another living worker asks it
 --   paused  not taken: the dataset is paused
+--   aside   not taken: it has just become a suspect, and comes after all that is queued
+--   full    not taken: a suspect, and the lane has no room
+--   poison  taken, to be given up: it has killed often enough
 --   new     taken, nobody had it
 --   mine    taken, this owner had it already
 --   orphan  taken over from a worker whose heartbeat has expired
-local payload = redis.call('HGET', KEYS[1], ARGV[1])
+local payload = redis.call('HGET', KEYS[1], ID)
 if not payload then
-    redis.call('HDEL', KEYS[2], ARGV[1])
+    redis.call('HDEL', KEYS[2], ID)
+    redis.call('HDEL', KEYS[5], MEMBER)
     return {'gone'}
 end
-local state, flight = 'new', redis.call('HGET', KEYS[2], ARGV[1])
+local state, flight = 'new', redis.call('HGET', KEYS[2], ID)
 if flight then
     local owner = string.match(flight, '^(.*)|')
-    if owner == ARGV[2] then
+    if owner == OWNER then
         state = 'mine'
-    elseif redis.call('EXISTS', ARGV[3] .. owner) == 1 then
+    elseif lives(owner) then
         return {'held'}
     else
         state = 'orphan'
     end
 end
-if redis.call('HEXISTS', KEYS[4], ARGV[4]) == 1 then
+if redis.call('HEXISTS', KEYS[4], DATASET) == 1 then
     return {'paused'}
 end
+local deaths, points = deaths_of()
 if state == 'orphan' then
-    redis.call('HINCRBY', KEYS[3], ARGV[1], 1)
+    deaths, points = strike()
+    redis.call('HDEL', KEYS[2], ID)
+    if points >= SUSPECT and points < POISON then
+        return {'aside'}
+    end
 end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. '|' .. redis.call('TIME')[1])
-return {state, payload, tonumber(redis.call('HGET', KEYS[3], ARGV[1]) or 0)}
+if points >= POISON then
+    state = 'poison'
+elseif points < SUSPECT then
+    fly_beside(deaths)
+elseif (state ~= 'mine' or redis.call('HEXISTS', KEYS[5], MEMBER) == 0) and not enter_lane() then
+    redis.call('HDEL', KEYS[2], ID)
+    return {'full'}
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[2], ID, OWNER .. '|' .. time[1] .. '.' .. string.format('%06d', time[2]))
+return {state, payload, deaths}

@@ -22,6 +22,7 @@ ID_COLUMNS = (
     "question_id",
     "task_id",
     "trajectory_id",
+    "traj_id",
 )
 """Where a source's own id is looked for; the first that holds one wins."""
 

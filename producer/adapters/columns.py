@@ -16,10 +16,12 @@ class ColumnAdapter:
     """The column's name, and the adapter's."""
     below: str | None = None
     """A column whose text is put behind an empty line."""
+    unless: str | None = None
+    """A column beside which this one is half a prompt, even where that is null."""
 
     def recognises(self, row: Columns) -> bool:
         """Tell whether the column holds something."""
-        return row.get(self.name) is not None
+        return row.get(self.name) is not None and (self.unless is None or self.unless not in row)
 
     def convert(self, row: Columns) -> Conversation | Refusal:
         """Return the text as one user turn, unchanged."""
@@ -42,7 +44,7 @@ COLUMNS = (
     ColumnAdapter("question"),
     ColumnAdapter("problem"),
     ColumnAdapter("query"),
-    ColumnAdapter("input"),
+    ColumnAdapter("input", unless="instruction"),
     ColumnAdapter("text"),
 )
 """In order of precedence: a row with several of them is read by the first that is not null."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from app.records import canonical_json
+from producer.adapters.schemas import json_schema
 from producer.refusals import Reason, Refusal, kind_of
 
 TOOL_COLUMNS = ("tools", "functions")
@@ -50,6 +51,12 @@ def _tools(column: str, value: Any) -> list[dict[str, Any]] | Refusal | None:
     return tools
 
 
+def as_tools(items: list[Any]) -> list[dict[str, Any]] | None:
+    """Return functions in any form of `tools_of` in OpenAI's form; None when one of them has no name."""
+    tools = [_tool(item) for item in items]
+    return None if None in tools else [tool for tool in tools if tool is not None]
+
+
 def _tool(item: Any) -> dict[str, Any] | None:
     if type(item) is str:
         try:
@@ -67,6 +74,16 @@ def _tool(item: Any) -> dict[str, Any] | None:
         if type(function.get("parameters")) is str:
             function["parameters"] = _decoded(function["parameters"])
     return {"type": "function", "function": function}
+
+
+def with_json_schemas(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return tools whose parameters are JSON Schema, whatever notation they were in."""
+    if tools is None:
+        return None
+    return [
+        {**tool, "function": {**tool["function"], "parameters": json_schema(tool["function"].get("parameters"))}}
+        for tool in tools
+    ]
 
 
 def without_nulls(value: Any) -> Any:

@@ -53,6 +53,14 @@ def to_messages(turns: list[Any]) -> list[Message] | Refusal:
     return messages
 
 
+def parts_of_turn(turn: Any) -> tuple[str | None, str | None]:
+    """Return a turn's role as one of promptmill's words and its text; None for what is missing or no text."""
+    if type(turn) is not dict:
+        return None, None
+    name, text = _first(turn, _ROLE_KEYS), _first(turn, _TEXT_KEYS)
+    return role_of(name) if type(name) is str else None, text if type(text) is str else None
+
+
 _PLAIN_ROLES = frozenset({"system", "user", "assistant"})
 
 

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import typer
 
 from app import manifest, settings
 from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED
-from app.ledger import Ledger
+from app.places import refuse_extraction
 from app.records import Kind
-from app.settings import GenerationSettings, QueueSettings
+from app.settings import QueueSettings
+from producer.commands import reading
 from producer.commands.common import Bench, ProgressLine, interruption, note, open_bench, say
 from producer.commands.typed import json_object, load_typed
+from producer.dedupe import Dedupe
 
 if TYPE_CHECKING:
-    from producer.enqueue import Counts, Enqueuer, Report
-    from producer.samples import Batch, Pass
+    from app.feeder import Feeder
+    from app.retry import Again
+    from producer.enqueue import Counts, Job, Report
+    from producer.reading import Opened
 
 _WAIT_NOTE_EVERY_S = 30.0
 
 ENQUEUE_HELP = """Queue every sample of SOURCE that is not recorded or queued yet.
 
-SOURCE is a file or folder (.jsonl, .json, .csv, .tsv, .parquet, also .gz or .zst), or
-hf:org/name[:config][/split][@revision].
+SOURCE is a file or folder (.jsonl, .json, .csv, .tsv, .parquet, also .gz or .zst),
+hf:org/name[:config][/split][@revision], or the name of a preset (producer presets lists them).
 
 It is safe to run any number of times, also while workers run: what is recorded or waiting is left alone, so it
 is also how an interrupted run is resumed. Sampling options are written to the dataset's manifest and travel with
@@ -38,6 +42,8 @@ Examples:
   producer enqueue prompts.jsonl --dataset chat --max-tokens 4096 --temperature 0.7
   producer enqueue data/ --dataset mix --limit 1000
   producer enqueue hf:HuggingFaceH4/ultrachat_200k/train_sft --dataset ultrachat
+  producer enqueue glaive-v2 --dataset tools --shuffle 1 --limit 5000
+  producer enqueue rows.csv --dataset qa --columns prompt=question,id=uid --filter "lang=en"
 """
 RETRY_EXAMPLES = """\b
 Examples:
@@ -54,10 +60,14 @@ def add_to(cli: typer.Typer) -> None:
 
 
 def enqueue(
-    source: str = typer.Argument(..., metavar="SOURCE", help="A file, a folder or hf:org/name."),
+    source: str = reading.SOURCE,
     dataset: str = typer.Option(..., "--dataset", "-d", metavar="NAME", help="The dataset to put the samples into."),
-    adapter: str = typer.Option("auto", help="How rows are read: auto, or a row shape by name."),
-    limit: int | None = typer.Option(None, min=1, help="Read at most this many rows."),
+    adapter: str | None = reading.ADAPTER,
+    columns: str | None = reading.COLUMNS,
+    filters: list[str] | None = reading.FILTER,
+    shuffle: int | None = reading.SHUFFLE,
+    limit: int | None = reading.LIMIT,
+    dedupe: Dedupe = reading.DEDUPE,
     samples_per_prompt: int = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times."),
     retry_failed: bool = typer.Option(True, "--retry-failed/--no-retry-failed", help="Ask failed samples again."),
     retry_rejected: bool = typer.Option(False, "--retry-rejected", help="Ask rejected samples again."),
@@ -78,13 +88,23 @@ def enqueue(
     reasoning_effort: str | None = typer.Option(None, help="Reasoning effort, as the server names it."),
     chat_template_kwargs: str | None = typer.Option(None, metavar="JSON", help="Options of the chat template."),
     extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of the request."),
-    system: str | None = typer.Option(None, help="A system prompt for samples that have none."),
+    system: str | None = reading.SYSTEM,
+    drop_system: bool = reading.DROP_SYSTEM,
     min_completion_tokens: int | None = typer.Option(None, help="Reject answers with fewer tokens."),
     keep_truncated: bool | None = typer.Option(
         None, "--keep-truncated/--no-keep-truncated", help="Accept answers cut at --max-tokens."
     ),
+    allow_think_leak: bool | None = typer.Option(
+        None, "--allow-think-leak/--no-allow-think-leak", help="Accept answers with a think tag in their content."
+    ),
+    max_repetition: float | None = typer.Option(
+        None, metavar="SHARE", help="Reject answers of which more repeats itself; 0.5 finds loops."
+    ),
 ) -> None:
     """Queue every sample of SOURCE that is not recorded or queued yet."""
+    from producer.enqueue import Job
+
+    refuse_extraction(dataset)
     generation = load_typed(
         model=model,
         max_tokens=max_tokens,
@@ -103,66 +123,45 @@ def enqueue(
         system=system,
         min_completion_tokens=min_completion_tokens,
         keep_truncated=keep_truncated,
+        allow_think_leak=allow_think_leak,
+        max_repetition=max_repetition,
     )
-    extra = {"adapter": adapter, "samples_per_prompt": samples_per_prompt}
-    opened = _open_pass(source, generation, extra, limit=limit)
-    _fill(dataset, opened, retry_failed=retry_failed, retry_rejected=retry_rejected, new_settings=new_settings)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Opened:
-    """An input whose first rows are as the adapter expects them, and what its samples are made with."""
-
-    description: str
-    generation: GenerationSettings
-    extra: dict[str, Any]
-    rows: Pass
-    batches: Iterator[Batch]
-
-
-def _open_pass(source: str, generation: GenerationSettings, extra: dict[str, Any], *, limit: int | None) -> _Opened:
-    """Open the input and read its first rows, before anything is made.
-
-    `extra` holds the adapter's name and samples_per_prompt. Raises UsageError for what cannot be read.
-    """
-    from producer.adapters.registry import choose
-    from producer.samples import Pass
-    from producer.sources import open_source
-
-    adapter = choose(extra["adapter"])
-    max_row_bytes = int(settings.load(QueueSettings).max_row_mb * 2**20)
-    rows = open_source(source, max_row_bytes=max_row_bytes, limit=limit)
-    passing = Pass(
-        rows,
+    chosen = reading.reading_of(
+        source=source,
         adapter=adapter,
+        columns=columns,
+        filters=filters,
+        shuffle=shuffle,
+        limit=limit,
         system=generation.system,
-        samples_per_prompt=extra["samples_per_prompt"],
-        settings=settings.fingerprint({**generation.content(), **extra}),
+        drop_system=drop_system,
+        dedupe=dedupe,
+        samples_per_prompt=samples_per_prompt,
     )
-    return _Opened(rows.description, generation, extra, passing, passing.batches())
+    fingerprint = settings.fingerprint({**generation.content(), **chosen.content()})
+    opened = reading.open_rows(chosen, fingerprint=fingerprint)
+    job = Job(generation, chosen.content(), opened)
+    _fill(dataset, job, retry_failed=retry_failed, retry_rejected=retry_rejected, new_settings=new_settings)
 
 
-def _fill(dataset: str, opened: _Opened, *, retry_failed: bool, retry_rejected: bool, new_settings: bool) -> None:
+def _fill(dataset: str, job: Job, *, retry_failed: bool, retry_rejected: bool, new_settings: bool) -> None:
     """Queue what is not recorded or queued yet, and say what became of it."""
-    from producer.enqueue import Retry, source_entry
+    from producer.enqueue import Enqueuer, Retry, begin, source_entry
 
+    opened = job.input
     with open_bench() as bench, bench.ledger(dataset, create=True) as ledger, interruption() as stopping:
-        ledger.check_writable(min_free_bytes=settings.MIN_FREE_DISK_BYTES)
-        for mending in ledger.catch_up():
-            note(str(mending))
-        entry = manifest.fix_settings(ledger, dataset, opened.generation, opened.extra, new=new_settings)
-        bench.books.register(dataset, entry.fingerprint, entry.content)
-        manifest.begin_source(ledger, dataset, opened.description, opened.extra["adapter"])
-        with contextlib.closing(_Progress(bench)) as view:
-            enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
+        begin(ledger, bench.books, dataset, job, new_settings=new_settings, tell=note)
+        with contextlib.closing(Progress(bench)) as view:
+            feeder = feeder_for(bench, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
+            enqueuer = Enqueuer(feeder, url=bench.url, ledger=ledger, stopping=stopping)
             retry = Retry(retry_failed, retry_rejected)
             report = enqueuer.run(opened.rows, opened.batches, retry=retry, on_progress=view)
-        manifest.note_source(ledger, dataset, source_entry(opened.description, opened.extra["adapter"], report))
+        manifest.note_source(ledger, dataset, source_entry(opened.description, opened.adapter, report))
         if report.trouble is None and (why := bench.books.pause_reason(dataset)):
             note(f"the dataset {dataset!r} is paused ({why}); producer resume {dataset} goes on.")
     if new_settings and report.counts.waiting:
         note(f"{report.counts.waiting:,} samples of {dataset!r} that were waiting have the new settings now.")
-    _show(report, dataset, interrupted=stopping.came)
+    _show(report, dataset, opened, interrupted=stopping.came)
 
 
 def retry(
@@ -171,17 +170,15 @@ def retry(
     rejected: bool = typer.Option(False, "--rejected", help="Rejected samples instead of failed ones."),
 ) -> None:
     """Ask failed (or rejected) samples again, from their records; the source is not needed."""
-    from producer.enqueue import failed_samples
+    from app.retry import ask_again, carry_settings
 
     kind = Kind.REJECTED if rejected else Kind.FAILED
     with open_bench() as bench, bench.ledger(dataset) as ledger, interruption() as stopping:
         ledger.catch_up()
-        known = manifest.read(ledger)
-        for entry in known.settings if known else []:
-            bench.books.register(dataset, entry.fingerprint, entry.content)
-        with contextlib.closing(_Progress(bench)) as view:
-            enqueuer = _enqueuer(bench, ledger, dataset, view=view, stopping=stopping)
-            counts = enqueuer.again(failed_samples(ledger, kind=kind, reason=fault), on_progress=view)
+        carry_settings(bench.books, ledger, dataset)
+        with contextlib.closing(Progress(bench)) as view:
+            feeder = feeder_for(bench, dataset, view=view, stopping=stopping)
+            counts = ask_again(ledger, feeder, kind=kind, reason=fault, stopping=stopping, on_progress=view)
     if not counts.samples:
         which = f" as {fault}" if fault else ""
         say(f"{dataset}: nothing to ask again: no sample was {kind}{which}.")
@@ -191,23 +188,22 @@ def retry(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _enqueuer(
+def feeder_for(
     bench: Bench,
-    ledger: Ledger,
     dataset: str,
     *,
-    view: _Progress,
+    view: Progress,
     stopping: Callable[[], bool],
     replace_waiting: bool = False,
-) -> Enqueuer:
-    from app.celery import app
-    from producer.enqueue import Enqueuer
+) -> Feeder:
+    """Return what puts a dataset's samples on its Celery queue."""
+    from app.celery import app, publish
+    from app.feeder import Feeder
 
-    return Enqueuer(
-        app=app,
-        books=bench.books,
+    return Feeder(
+        bench.books,
+        partial(publish, app),
         url=bench.url,
-        ledger=ledger,
         dataset=dataset,
         max_pending=settings.load(QueueSettings).max_pending,
         replace_waiting=replace_waiting,
@@ -216,7 +212,7 @@ def _enqueuer(
     )
 
 
-class _Progress:
+class Progress:
     """How far the enqueue is, and what it waits for, on standard error."""
 
     def __init__(self, bench: Bench) -> None:
@@ -224,9 +220,13 @@ class _Progress:
         self._line = ProgressLine()
         self._next_wait_note = 0.0
 
-    def __call__(self, counts: Counts) -> None:
+    def __call__(self, counts: Counts | Again) -> None:
         """Show the counts, if it is time."""
-        self._line.show(f"read {counts.read:,}, queued {counts.queued:,}, already recorded {counts.recorded:,}")
+        self.show(f"read {counts.read:,}, queued {counts.queued:,}, already recorded {counts.recorded:,}")
+
+    def show(self, line: str) -> None:
+        """Show the line, if it is time."""
+        self._line.show(line)
 
     def wait(self, why: str) -> None:
         """Tell, now and then, that there is no room in Redis."""
@@ -243,25 +243,33 @@ class _Progress:
         self._line.close()
 
 
-def _show(report: Report, dataset: str, *, interrupted: bool) -> None:
+def met(report: Report, opened: Opened) -> Iterator[str]:
+    """Yield what a pass has met that the user should know."""
+    yield from report.mended
+    for conflict in report.conflicts:
+        yield (
+            f"id {conflict.id!r} stands at {conflict.first_row} and, with another prompt, at {conflict.row}; "
+            "both are kept, under different ids."
+        )
+    if report.conflict_count > len(report.conflicts):
+        yield f"{report.conflict_count - len(report.conflicts):,} more ids repeat with other prompts."
+    if opened.selection.left_out_rows:
+        yield reading.left_out(opened)
+
+
+def _show(report: Report, dataset: str, opened: Opened, *, interrupted: bool) -> None:
     """Print what an enqueue did and end with its exit code.
 
     Raises the error that ended it early.
     """
     counts = report.counts
-    for sentence in report.mended:
+    near = f", near duplicates {opened.rows.near_duplicates:,}" if opened.rows.near_duplicates else ""
+    for sentence in met(report, opened):
         note(sentence)
-    for conflict in report.conflicts:
-        note(
-            f"id {conflict.id!r} stands at {conflict.first_row} and, with another prompt, at {conflict.row}; "
-            "both are kept, under different ids."
-        )
-    if report.conflict_count > len(report.conflicts):
-        note(f"{report.conflict_count - len(report.conflicts):,} more ids repeat with other prompts.")
     if counts.recorded:
         say(f"{dataset}: resuming: {counts.recorded:,} of {counts.samples:,} samples are recorded already.")
     say(
-        f"{dataset}: read {counts.read:,}, refused {counts.refused:,} (duplicates {counts.duplicates:,}), "
+        f"{dataset}: read {counts.read:,}, refused {counts.refused:,} (duplicates {counts.duplicates:,}{near}), "
         f"already recorded {counts.recorded:,}, already queued {counts.waiting:,}, queued {counts.queued:,}"
         + (f" (asked again {counts.retried:,})" if counts.retried else "")
     )

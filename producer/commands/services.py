@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,7 +16,8 @@ UP_EXAMPLES = """\b
 Examples:
   producer up
   producer up --workers 4 --concurrency 64
-  producer up --no-flower
+  producer up --no-flower --log-format json
+  producer up --extract     a worker that makes hidden states
 """
 SCALE_EXAMPLES = """\b
 Examples:
@@ -29,9 +31,16 @@ Examples:
 LOGS_EXAMPLES = """\b
 Examples:
   producer logs
-  producer logs mill1 --follow
+  producer logs -f mill1
   producer logs flower --lines 100
 """
+
+
+class LogFormat(enum.StrEnum):
+    """What workers log."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 def add_to(cli: typer.Typer) -> None:
@@ -46,9 +55,22 @@ def up(
     workers: int = typer.Option(1, min=0, help="Worker processes."),
     concurrency: int | None = typer.Option(None, min=1, help="Slots of each worker. [its share of the bound, + 8]"),
     flower: bool = typer.Option(True, "--flower/--no-flower", help="Start the dashboard."),
+    extract: bool = typer.Option(
+        False, "--extract", help="Start workers that make hidden states, not such that ask model servers."
+    ),
+    log_format: LogFormat | None = typer.Option(
+        None, help="What the workers log: lines of text or of JSON. [as MILL_LOG_FORMAT says]"
+    ),
 ) -> None:
     """Start Redis (unless MILL_REDIS_URL names one), workers and Flower in the background."""
-    _report(_services().up(workers=workers, concurrency=concurrency, flower=flower))
+    form = log_format.value if log_format else None
+    if extract:
+        services = _services()
+        _report(services.up(workers=0, flower=flower, log_format=form))
+        started = services.run_extractors(workers, concurrency=concurrency)
+        say(f"started: {', '.join(started)}" if started else "its workers of hidden states run already")
+        return
+    _report(_services().up(workers=workers, concurrency=concurrency, flower=flower, log_format=form))
 
 
 def scale(workers: int = typer.Argument(..., min=0, help="How many workers shall run.")) -> None:

@@ -1,4 +1,4 @@
-"""An output file that appears whole or not at all."""
+"""Output files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from app import jsonl
 from app.errors import StoreError, UsageError
@@ -23,28 +23,75 @@ def refuse_existing(path: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{path} exists already; choose another --output, or replace it with --overwrite.")
 
 
+class PendingFile:
+    """A file that is written as `.<name>.tmp`, under a lock, until it takes its own name or vanishes.
+
+    A killed process leaves the temporary file, which the next writer of the same name empties and uses.
+    """
+
+    def __init__(self, temporary: Path, file: BinaryIO) -> None:
+        self.temporary = temporary
+        self.file = file
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Begin the file that will be `path`; missing folders are made.
+
+        Raises StoreError if it cannot be written or another process is writing it.
+        """
+        temporary = path.with_name(f".{path.name}.tmp")
+        with jsonl.translated(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return cls(temporary, os.fdopen(_claim(temporary, path), "wb"))
+
+    def sync(self) -> int:
+        """Make what was written durable; return its length in bytes."""
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        return os.fstat(self.file.fileno()).st_size
+
+    def rename(self, path: Path) -> None:
+        """Take the name; the lock is held until then."""
+        self.temporary.replace(path)
+        self.file.close()
+
+    def discard(self) -> None:
+        """Vanish."""
+        self.temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what a full disk keeps in its buffer is not wanted any more
+            self.file.close()
+
+
 @contextlib.contextmanager
 def whole_file(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     """Yield a file that takes the path's place when the block ends well, and vanishes when it does not.
 
-    It is written beside the path as `.<name>.tmp` under a lock, fsynced and renamed. A killed process leaves that
-    temporary file, which the next writer of the same path empties and uses. Missing folders are made.
     Raises UsageError if the path is taken, StoreError if it cannot be written or another process is writing it.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    pending = PendingFile.open(path)
     with jsonl.translated(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(_claim(temporary, path), "wb") as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-                refuse_existing(path, overwrite=overwrite)
-                temporary.replace(path)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        try:
+            yield pending.file
+            pending.sync()
+            refuse_existing(path, overwrite=overwrite)
+            pending.rename(path)
+        except BaseException:
+            pending.discard()
+            raise
         jsonl.fsync_folder(path.parent)
+
+
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove temporary files that killed exports left; those that a living process writes stay."""
+    for temporary in folder.glob(pattern):
+        with contextlib.suppress(OSError):  # somebody else may be quicker, or own it
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(temporary, descriptor):
+                    temporary.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def _claim(temporary: Path, path: Path) -> int:

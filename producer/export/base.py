@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
@@ -13,18 +14,23 @@ from app.records import Kind
 
 
 class LeftOut(enum.StrEnum):
-    """Why a line of `raw_responses.jsonl` is not in an export."""
+    """Why a line of a dataset's files is not in an export."""
 
     UNREADABLE = "unreadable"
     REPEATED = "repeated"
+    IN_ANOTHER_DATASET = "in_another_dataset"
     NOT_ACCEPTED = "not_accepted"
     NO_EXACT_IDS = "no_exact_ids"
     COUNT_DIFFERS = "count_differs"
+    TOO_LONG = "too_long"
     NO_ANSWER = "no_answer"
     CONTENT_PARTS = "content_parts"
     UNKNOWN_ROLE = "unknown_role"
     TOOL_CALL = "tool_call"
+    TOOL_CALL_ID = "tool_call_id"
     TOOL_ORDER = "tool_order"
+    HAS_TOOLS = "has_tools"
+    THINK_TAG = "think_tag"
 
     @property
     def words(self) -> str:
@@ -35,14 +41,19 @@ class LeftOut(enum.StrEnum):
 _WORDS = {
     LeftOut.UNREADABLE: "the line is not a record",
     LeftOut.REPEATED: "the line repeats an id that another line has",
-    LeftOut.NOT_ACCEPTED: "the record's own verdict is not accepted",
+    LeftOut.IN_ANOTHER_DATASET: "an earlier dataset of the same export has the id already",
+    LeftOut.NOT_ACCEPTED: "the record's own verdict is another than that of its file",
     LeftOut.NO_EXACT_IDS: "the server gave no exact token ids",
     LeftOut.COUNT_DIFFERS: "the output ids are not as many as the server's completion_tokens",
+    LeftOut.TOO_LONG: "prompt and answer have more tokens than --max-length",
     LeftOut.NO_ANSWER: "nothing of the answer is left in this format",
     LeftOut.CONTENT_PARTS: "a message's content is not a text (images or other parts)",
     LeftOut.UNKNOWN_ROLE: "a message has a role that this format does not know",
     LeftOut.TOOL_CALL: "a tool call has no name, is not a function, or its arguments do not fit this format",
+    LeftOut.TOOL_CALL_ID: "a tool call's id does not name its function, and the trainer reads the id alone",
     LeftOut.TOOL_ORDER: "tool results do not follow their calls in order",
+    LeftOut.HAS_TOOLS: "the prompt has tools, and --no-tools leaves no column for them",
+    LeftOut.THINK_TAG: "the text has think tags of its own, which inline reasoning could not be told from",
 }
 
 
@@ -52,6 +63,25 @@ class Reasoning(enum.StrEnum):
     DROP = "drop"
     FIELD = "field"
     """It becomes the message's `reasoning_content`."""
+    INLINE = "inline"
+    """It stands in the content, between `<think>` and `</think>`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FormatOptions:
+    """What the user chose for a format; None is the format's own default."""
+
+    reasoning: Reasoning | None = None
+    status: bool | None = None
+    """Whether rows say `"status": "success"`."""
+    tools: bool | None = None
+    """Whether there is a column for tools."""
+    max_length: int | None = None
+    """The most tokens that a row may have."""
+
+    def given(self) -> list[str]:
+        """Return the names of the options that were given."""
+        return [field.name for field in dataclasses.fields(self) if getattr(self, field.name) is not None]
 
 
 class CannotExpressError(Exception):
@@ -78,6 +108,10 @@ class Row(NamedTuple):
     """Tokens that a trainer learns from, where the format fixes them."""
     lost_reasoning: bool = False
     """Whether the answer had reasoning that the row does not hold."""
+    held_reasoning: bool = False
+    """Whether the row holds the answer's reasoning as a text."""
+    lost_tools: bool = False
+    """Whether the prompt had tools that the row does not hold."""
 
 
 _Record = TypeVar("_Record", bound=Head)
@@ -89,6 +123,12 @@ class Format(abc.ABC, Generic[_Record]):
     name: ClassVar[str]
     counts_tokens: ClassVar[bool] = False
     """Whether the rows fix which tokens are supervised."""
+    words: ClassVar[Mapping[str, str]]
+    """The columns in order, each with what it holds."""
+    options: ClassVar[frozenset[str]] = frozenset()
+    """Which fields of FormatOptions it takes."""
+    reasonings: ClassVar[tuple[Reasoning, ...]] = ()
+    """What it can do with reasoning, its default first."""
 
     @abc.abstractmethod
     def read(self, line: bytes) -> _Record:
@@ -101,6 +141,18 @@ class Format(abc.ABC, Generic[_Record]):
     @abc.abstractmethod
     def schema(self) -> Any:
         """Return the columns as a `pyarrow.Schema`."""
+
+    def advice(self) -> str:
+        """Return what to know about rows that hold reasoning; empty where there is nothing to know."""
+        return ""
+
+    def columns(self) -> dict[str, str]:
+        """Return the columns in order, each with what it holds."""
+        return dict(self.words)
+
+    def opening(self, value: Any) -> Any:
+        """Return a row as it has to be when it is the first one of a JSONL file."""
+        return value
 
     def table(self, rows: Sequence[Any]) -> Any:
         """Return rows that this format made as a `pyarrow.Table`."""

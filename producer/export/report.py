@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from app.errors import IncompleteError
 from producer.export.base import LeftOut
+from producer.export.outputs import OutputFile
 
 _MEGABYTE = 1_000_000
 _KILOBYTE = 1_000
+_SHOWN_FILES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,22 +21,42 @@ class ExportReport:
 
     format: str
     path: Path
-    exported: int
-    """Rows written."""
+    """The output as it was asked for; with splits or shards no file has this name."""
+    files: Sequence[OutputFile]
     left_out: Mapping[LeftOut, int]
     """Lines that gave no row, by reason."""
     supervised_tokens: int | None
     """Tokens with loss mask 1; None for formats whose trainer decides that."""
     lost_reasoning: int
     """Rows whose answer had reasoning that the format, or the choice to drop it, left behind."""
-    bytes: int
-    """Length of the output file."""
+    advice: str
+    """What to know about the reasoning that the rows hold; empty where there is nothing."""
+    lost_tools: int
+    """Rows whose prompt had tools, in a format without a column for them."""
     limited: bool
     """Whether the limit ended the export before all records were read."""
+    columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Each column's name and type."""
+
+    @property
+    def exported(self) -> int:
+        """Rows written."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """Length of the output files together."""
+        return sum(file.bytes for file in self.files)
 
     def sentences(self) -> list[str]:
         """Say it for a person, one fact a line."""
-        said = [f"{self.exported:,} records exported as {self.format} to {self.path} ({_size(self.bytes)})."]
+        said = [f"{self.exported:,} records exported as {self.format} to {self.path} ({size_words(self.bytes)})."]
+        if len(self.files) > 1 or self.files[0].path.name != self.path.name:
+            said += [
+                f"  {file.path}: {file.rows:,} rows ({size_words(file.bytes)})" for file in self.files[:_SHOWN_FILES]
+            ]
+            if len(self.files) > _SHOWN_FILES:
+                said.append(f"  and {len(self.files) - _SHOWN_FILES:,} files more")
         if self.supervised_tokens is not None:
             said.append(f"{self.supervised_tokens:,} tokens are supervised.")
         if self.limited:
@@ -43,6 +65,13 @@ class ExportReport:
             said.append(
                 f"{self.lost_reasoning:,} of the answers had reasoning that this file does not hold; "
                 "--format openai --reasoning field or --format tokens keeps it."
+            )
+        if self.advice:
+            said.append(self.advice)
+        if self.lost_tools:
+            said.append(
+                f"{self.lost_tools:,} of the prompts had tools, for which {self.format} has no column; "
+                "--format tokens keeps them as the model saw them."
             )
         return said + left_out_sentences(self.left_out)
 
@@ -61,7 +90,8 @@ def left_out_sentences(left_out: Mapping[LeftOut, int]) -> list[str]:
     return [f"{count:,} left out: {reason.words} ({reason})." for reason, count in ordered if count]
 
 
-def _size(count: int) -> str:
+def size_words(count: int) -> str:
+    """Return a number of bytes in words."""
     if count >= _MEGABYTE:
         return f"{count / _MEGABYTE:,.1f} MB"
     return f"{count / _KILOBYTE:,.1f} kB"

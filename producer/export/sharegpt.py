@@ -3,19 +3,20 @@
 The roles are system, human, gpt and tool; a system prompt is the first turn. A gpt turn's tool calls follow its text as
 `<tool_call>` blocks that hold `{"name": ..., "arguments": {...}}`, and the results of one round are one tool turn of
 `<tool_response>` blocks in the order of the calls, which is all that links them. `tools` is JSON text (`null` without
-tools). The form has no place for reasoning.
+tools). The form has no field for reasoning; by option it stands in the gpt turn's text between think tags.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from producer.export.base import CannotExpressError, Format, LeftOut, Row
-from producer.export.chat import ChatRecord, ToolCall, answer_of, calls_of, role_of, text_of, tools_text
+from producer.export.base import CannotExpressError, Format, FormatOptions, LeftOut, Reasoning, Row
+from producer.export.chat import ChatRecord, ToolCall, answer_of, calls_of, reasoning_of, role_of, text_of, tools_text
+from producer.export.messages import inline
 
 _FROM = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
 
@@ -40,8 +41,16 @@ class ShareGPT(Format[ChatRecord]):
     """Conversations of from/value turns."""
 
     name: ClassVar[str] = "sharegpt"
+    words: ClassVar[Mapping[str, str]] = {
+        "id": "the sample's id",
+        "conversations": "the turns as `from` (system, human, gpt, tool) and `value`",
+        "tools": "the tools as JSON text, `null` without tools",
+    }
+    options: ClassVar[frozenset[str]] = frozenset({"reasoning"})
+    reasonings: ClassVar[tuple[Reasoning, ...]] = (Reasoning.DROP, Reasoning.INLINE)
 
-    def __init__(self) -> None:
+    def __init__(self, options: FormatOptions = FormatOptions()) -> None:  # noqa: B008 it is frozen
+        self._inlines = options.reasoning is Reasoning.INLINE
         self._decoder = msgspec.json.Decoder(ChatRecord)
 
     def read(self, line: bytes) -> ChatRecord:
@@ -50,11 +59,13 @@ class ShareGPT(Format[ChatRecord]):
 
     def row(self, record: ChatRecord) -> Row:
         """Append the answer to the prompt; leaves out what from/value turns cannot say."""
-        if not (record.content or record.tool_calls):
+        kept = record.reasoning if self._inlines else None
+        if not (record.content or record.tool_calls or kept):
             raise CannotExpressError(LeftOut.NO_ANSWER)
-        turns = list(_turns([*record.messages, answer_of(record)]))
+        answer = {**answer_of(record), "reasoning": record.reasoning}
+        turns = list(_turns([*record.messages, answer], inlines=self._inlines))
         value = ConversationRow(record.id, turns, tools_text(record.tools))
-        return Row(value, lost_reasoning=bool(record.reasoning))
+        return Row(value, lost_reasoning=bool(record.reasoning) and not kept)
 
     def schema(self) -> Any:
         """Return the three columns."""
@@ -64,7 +75,7 @@ class ShareGPT(Format[ChatRecord]):
         return pa.schema([("id", pa.string()), ("conversations", pa.list_(turn)), ("tools", pa.string())])
 
 
-def _turns(messages: Sequence[dict[str, Any]]) -> Iterator[Turn]:
+def _turns(messages: Sequence[dict[str, Any]], *, inlines: bool) -> Iterator[Turn]:
     """Yield the turns, one for all the results that follow each other."""
     waiting, results = list[ToolCall](), list[str]()
     for message in messages:
@@ -79,6 +90,8 @@ def _turns(messages: Sequence[dict[str, Any]]) -> Iterator[Turn]:
             yield Turn("tool", "\n".join(results))
             results = []
         waiting = calls
+        if inlines and role == "assistant" and (reasoning := reasoning_of(message)):
+            text = inline(reasoning, text)
         yield Turn(_FROM[role], "\n".join([*([text] if text else []), *map(_call_block, calls)]))
 
 

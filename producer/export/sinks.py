@@ -1,10 +1,10 @@
-"""How rows become bytes: JSONL (plain, gzip or zstd) or Parquet, as the output path's suffix says."""
+"""How rows become bytes: JSONL (plain, gzip or zstd), Parquet or Arrow, as the output path's suffix says."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -13,8 +13,8 @@ import msgspec
 from app.errors import UsageError
 from producer.export.base import Format
 
-PARQUET = ".parquet"
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", PARQUET)
+PARQUET, ARROW = ".parquet", ".arrow"
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", PARQUET, ARROW)
 """What an output path may end in."""
 _GZIP_LEVEL = 6
 _ZSTD_LEVEL = 3
@@ -29,30 +29,25 @@ class Sink(Protocol):
     def close(self) -> None:
         """Write what ends the file, and leave the file itself open."""
 
+    def abandon(self) -> None:
+        """Let go of a file that is thrown away."""
+
 
 def suffix_of(path: Path) -> str:
-    """Return which of the suffixes the path has; raises UsageError if none."""
+    """Return which of the suffixes the path has, as it is written there; raises UsageError if none."""
     found = [suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)]
     if not found:
         raise UsageError(f"{path} does not say what to write; let --output end in one of {', '.join(SUFFIXES)}.")
-    return found[0]
+    return path.name[-len(found[0]) :]
 
 
-@contextlib.contextmanager
-def open_sink(suffix: str, file: BinaryIO, form: Format[Any]) -> Iterator[Sink]:
-    """Yield the sink that writes into `file`, and end it properly when the block ends well.
+def make_sink(suffix: str, file: BinaryIO, form: Format[Any]) -> Sink:
+    """Return the sink that writes into `file`.
 
-    Raises UsageError when Parquet is asked for and pyarrow is not installed.
+    Raises UsageError when Parquet or Arrow is asked for and pyarrow is not installed.
     """
-    sink = ParquetSink(file, form) if suffix == PARQUET else JsonlSink(suffix, file)
-    try:
-        yield sink
-    except BaseException:
-        # The file is thrown away; its sink must not stay open, and what it cannot write any more does not matter.
-        with contextlib.suppress(OSError, ValueError):
-            sink.close()
-        raise
-    sink.close()
+    kind = suffix.lower()
+    return TableSink(kind, file, form) if kind in {PARQUET, ARROW} else JsonlSink(kind, file)
 
 
 class JsonlSink:
@@ -72,6 +67,11 @@ class JsonlSink:
         if self._compressor is not None:
             self._compressor.close()
 
+    def abandon(self) -> None:
+        """End the compressed stream; what cannot be written any more does not matter."""
+        with contextlib.suppress(OSError, ValueError):
+            self.close()
+
 
 def _compressor(suffix: str, file: BinaryIO) -> Any:
     if suffix.endswith(".gz"):
@@ -84,26 +84,39 @@ def _compressor(suffix: str, file: BinaryIO) -> Any:
     return None
 
 
-class ParquetSink:
-    """One row group for each batch of rows."""
+class TableSink:
+    """One row group (Parquet) or record batch (Arrow) for each batch of rows.
 
-    def __init__(self, file: BinaryIO, form: Format[Any]) -> None:
+    Arrow files are IPC streams, which `datasets.Dataset.from_file` maps into memory and `load_dataset` reads.
+    """
+
+    def __init__(self, kind: str, file: BinaryIO, form: Format[Any]) -> None:
         try:
+            import pyarrow as pa  # noqa: PLC0415 heavy
             import pyarrow.parquet as pq  # noqa: PLC0415 heavy
         except ImportError as error:
             raise UsageError(
-                "Parquet needs pyarrow, which is not installed: run `pip install 'promptmill[data]'`, "
+                "Parquet and Arrow need pyarrow, which is not installed: run `pip install 'promptmill[data]'`, "
                 "or let --output end in .jsonl."
             ) from error
         self._table = form.table
-        # Texts and token runs hardly repeat as wholes: dictionaries cost time and save nothing.
-        self._writer = pq.ParquetWriter(file, form.schema(), compression="zstd", use_dictionary=False)
+        schema = form.schema()
+        if kind == ARROW:
+            self._writer: Any = pa.ipc.new_stream(file, schema)
+        else:
+            # Texts and token runs hardly repeat as wholes: dictionaries cost time and save nothing.
+            self._writer = pq.ParquetWriter(file, schema, compression="zstd", use_dictionary=False)
 
     def write(self, rows: Sequence[msgspec.Struct]) -> None:
-        """Write the rows as one row group."""
+        """Write the rows as one group."""
         if rows:
             self._writer.write_table(self._table(rows))
 
     def close(self) -> None:
         """Write the footer."""
         self._writer.close()
+
+    def abandon(self) -> None:
+        """Write the footer; what cannot be written any more does not matter."""
+        with contextlib.suppress(OSError, ValueError):
+            self.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import array
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from producer.export.base import CannotExpressError, Format, Head, LeftOut, Row
+from producer.export.base import CannotExpressError, Format, FormatOptions, Head, LeftOut, Row
 
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0)]]
 
@@ -45,8 +45,15 @@ class Tokens(Format[TokenRecord]):
 
     name: ClassVar[str] = "tokens"
     counts_tokens: ClassVar[bool] = True
+    words: ClassVar[Mapping[str, str]] = {
+        "id": "the sample's id",
+        "input_ids": "the token ids of prompt and answer, as the server gave them",
+        "loss_mask": "1 where the model wrote the token, 0 in the prompt; as long as `input_ids`",
+    }
+    options: ClassVar[frozenset[str]] = frozenset({"max_length"})
 
-    def __init__(self) -> None:
+    def __init__(self, options: FormatOptions = FormatOptions()) -> None:  # noqa: B008 it is frozen
+        self._max_length = options.max_length
         self._decoder = msgspec.json.Decoder(TokenRecord)
 
     def read(self, line: bytes) -> TokenRecord:
@@ -63,6 +70,8 @@ class Tokens(Format[TokenRecord]):
             raise CannotExpressError(LeftOut.COUNT_DIFFERS)
         if not output:
             raise CannotExpressError(LeftOut.NO_ANSWER)
+        if self._max_length is not None and len(prompt) + len(output) > self._max_length:
+            raise CannotExpressError(LeftOut.TOO_LONG)
         mask = [0] * len(prompt) + [1] * len(output)
         return Row(TokenRow(record.id, prompt + output, mask), supervised_tokens=len(output))
 

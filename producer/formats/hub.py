@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from producer.formats.rows import Row, table_row
 
 PREFIX = "hf:"
 DEFAULT_SPLIT = "train"
+
+_TAKE_UP_AGAIN = 3
+"""How often in a row a broken stream is begun again behind its last row."""
+_PAUSE_S = 1.0
+"""Seconds before the first new beginning; the second waits twice as long."""
 
 _REFERENCE = re.compile(
     r"(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^/@:]+))?(?:/(?P<split>[^/@:]+))?(?:@(?P<revision>[^@\s]+))?"
@@ -27,6 +33,7 @@ class HubReference:
     repo: str
     """The dataset's name on the hub, or an absolute local path."""
     config: str | None = None
+    """One config, or several with commas between them, which are read one after another."""
     split: str = DEFAULT_SPLIT
     revision: str | None = None
     local: bool = False
@@ -39,6 +46,11 @@ class HubReference:
         config = f":{self.config}" if self.config else ""
         revision = f"@{self.revision}" if self.revision else ""
         return f"{PREFIX}{self.repo}{config}/{self.split}{revision}"
+
+    def parts(self) -> list[HubReference]:
+        """Return one reference for each config."""
+        configs = self.config.split(",") if self.config else [None]
+        return [dataclasses.replace(self, config=config) for config in configs]
 
 
 def parse(source: str) -> HubReference:
@@ -83,20 +95,31 @@ def load(reference: HubReference) -> Iterable[dict[str, Any]]:
     return dataset.decode(enable=False) if hasattr(dataset, "decode") else dataset  # type: ignore[no-any-return]
 
 
-def read(reference: HubReference, rows: Iterable[dict[str, Any]], *, limit: int) -> Iterator[Row]:
-    """Yield the rows of a loaded dataset. Raises SourceError when the stream breaks."""
+def read(
+    reference: HubReference, rows: Iterable[dict[str, Any]], *, limit: int, name: str | None = None
+) -> Iterator[Row]:
+    """Yield the rows of a loaded dataset, under the name of its split unless another is given.
+
+    A stream that breaks is taken up again behind its last row. Raises SourceError when that fails three times in a row.
+    """
     values = iter(rows)
-    name = None if reference.local else reference.split
-    number = 0
+    name = name or (None if reference.local else reference.split)
+    number, failures = 1, 0
     while True:
-        number += 1
         try:
             value = next(values, None)
         except Exception as error:  # the hub's client raises classes of half a dozen libraries
-            raise _explain(reference, error, number=number) from error
+            failures += 1
+            skip = getattr(rows, "skip", None)  # only what can be streamed anew has it
+            if skip is None or failures > _TAKE_UP_AGAIN:
+                raise _explain(reference, error, number=number) from error
+            time.sleep(_PAUSE_S * failures)
+            values = iter(skip(number - 1))
+            continue
         if value is None:
             return
         yield table_row(value, number=number, name=name, limit=limit)
+        number, failures = number + 1, 0
 
 
 def _is_saved(reference: HubReference) -> bool:

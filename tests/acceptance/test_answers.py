@@ -66,6 +66,34 @@ def test_shapes_of_answers(mill: Mill, model_server: ModelServerFactory) -> None
         assert [fault["fault"] for fault in failed[name]["faults"]] == ["bad_answer"] * 4
 
 
+def test_broken_answers(mill: Mill, model_server: ModelServerFactory) -> None:
+    """Endless, huge, cut, aborted and empty answers fail after bounded tries, say so, and quote what came."""
+    broken = {
+        "endless body": ({"endless": True}, "bad_answer", "larger than 1048576 bytes (MILL_MAX_BODY_MB)"),
+        "huge body": ({"body": "[" + "1," * 2**20}, "bad_answer", "it starts: [1,1,1"),
+        "cut body": ({"body": '{"choices":[{"message":{"content":"half a'}, "bad_answer", "half a"),
+        "aborted": ({"content": "half a text", "finish_reason": "abort"}, "aborted", "half a text"),
+        "no reason": ({"content": "some text", "finish_reason": None}, "unfinished", "some text"),
+        "nothing": (
+            {"content": "", "usage": {"completion_tokens": 9}},
+            "empty_answer",
+            "9 tokens were generated, but no text",
+        ),
+    }
+    server = model_server([{"match": name, **rule} for name, (rule, _kind, _quoted) in broken.items()])
+    mill.env |= {"MILL_MAX_BODY_MB": "1", "MILL_MAX_ATTEMPTS": "2", "MILL_BACKOFF_MAX_S": "0.1"}
+    mill.enqueue([{"id": name, "prompt": name} for name in [*broken, "plain"]])
+    worker = mill.worker(concurrency=8)
+    balanced(mill, accepted=1, failed=len(broken))
+    failed = by_source_id(mill, kind=Kind.FAILED)
+    for name, (_rule, kind, quoted) in broken.items():
+        assert failed[name]["reason"] == kind
+        assert quoted in failed[name]["error"], failed[name]["error"]
+        tries = 22 if kind == "aborted" else 2  # an engine that aborts is excused for a while
+        assert server.count(name) == failed[name]["attempts"] == tries
+    assert " is down" not in worker.output()
+
+
 def test_rules_for_answers(mill: Mill, model_server: ModelServerFactory) -> None:
     """Too short and truncated answers are kept whole as rejected, apart from the accepted, and can be asked again."""
     server = model_server(

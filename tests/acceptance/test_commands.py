@@ -14,6 +14,7 @@ from tests.support.processes import wait_until
 
 COMMANDS = (
     "enqueue",
+    "run",
     "retry",
     "up",
     "scale",
@@ -24,7 +25,9 @@ COMMANDS = (
     "verify",
     "pause",
     "resume",
+    "bound",
     "export",
+    "validate",
 )
 
 
@@ -48,6 +51,9 @@ def test_help(mill: Mill) -> None:
         ("enqueue",),
         ("enqueue", "rows.jsonl"),
         ("enqueue", "no-such-file.jsonl", "--dataset", "case"),
+        ("run",),
+        ("run", "no-such-recipe.toml"),
+        ("run", "rows.jsonl"),
         ("enqueue", "rows.jsonl", "--dataset", "case", "--limit", "0"),
         ("enqueue", "rows.jsonl", "--dataset", "case", "--no-such-option"),
         ("status", "nowhere"),
@@ -99,7 +105,7 @@ def test_pause_and_resume(mill: Mill, model_server: ModelServerFactory) -> None:
     mill.enqueue(["free"], dataset="free")
     mill.wait_recorded(1, "free")
     part = mill.status("held")["datasets"]["held"]
-    assert (part["state"], part["counts"]["queued"], part["eta_s"]) == ("paused", 1, None)
+    assert (part["state"], part["counts"]["queued"], part["eta"]["seconds"]) == ("paused", 1, None)
     assert "Paused: disk swap." in mill.run("status", "held").stdout
     assert server.count("held") == 0
     mill.run("resume", "held")

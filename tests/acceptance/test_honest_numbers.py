@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from app.history import rates_between, read_points
+from app.places import dataset_folder
 from app.records import Kind
 from tests.conftest import ModelServerFactory
 from tests.support.mill import Mill
@@ -71,3 +75,32 @@ def test_unreadable_logs_are_one_sentence(mill: Mill) -> None:
     told = mill.run("logs", expect=1)
     assert "mill1.log" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_what_is_counted_while_it_runs(mill: Mill, model_server: ModelServerFactory) -> None:
+    """Latency, lengths and failed calls are in status with their true values, and a worker's points tell the same."""
+    model_server([Rule(match="shaky", times=2, status=500), Rule(match="hopeless", status=400)], latency_s=0.2)
+    mill.env.update(MILL_PROGRESS_S="0.5", MILL_BACKOFF_S="0.05")
+    mill.enqueue(["shaky", "hopeless", *[f"fine {n}" for n in range(12)]])
+    mill.worker(concurrency=2)
+    mill.wait_recorded(14, timeout_s=60)
+    wait_until(lambda: mill.status()["totals"]["call_faults"], 20, "the failed calls in Redis")
+    part = mill.status()["datasets"]["case"]
+    assert part["call_faults"] == {"server_error": 2, "bad_request": 1}
+    assert part["latency"]["count"] == 13
+    assert 0.2 <= part["latency"]["mean_s"] <= part["latency"]["p95_s"] * 1.3 < 2
+    assert part["tokens"]["mean"] * 13 == pytest.approx(part["tokens"]["total"], rel=0.01)
+    assert part["tokens"]["p95"] is not None
+    assert sum(n for _bound, n in part["tokens"]["buckets"]) == 13
+    assert part["rates"]["run"]["samples_per_s"] > 0
+    assert part["run_started_at"] <= part["first_record_at"] <= part["last_record_at"]
+
+    folder = dataset_folder(mill.prepared, "case")
+    wait_until(lambda: any(point.left == 0 for point in read_points(folder)), 20, "the last point")
+    points = read_points(folder)
+    assert (points[-1].accepted, points[-1].failed, points[-1].failed_by) == (13, 1, {"bad_request": 1})
+    assert points[-1].tokens == part["tokens"]["total"]
+    assert any(0.1 < (point.latency_p95_s or 0) < 2 for point in points)
+    assert sum((pace.samples_per_s or 0) * (pace.at - pace.since) for pace in rates_between(points)) == pytest.approx(
+        points[-1].accepted - points[0].accepted
+    )

@@ -13,6 +13,7 @@ from app.records import Kind
 from tests.support.aftermath import assert_balanced, assert_quiet
 from tests.support.jsonl_check import check_jsonl
 from tests.support.mill import Mill
+from tests.support.processes import wait_until
 from tests.support.real_servers import LLAMA_CONTEXT_TOKENS, RealServer, llama_server
 
 _MODEL = "SmolLM2-135M-Instruct"
@@ -109,38 +110,76 @@ def test_prompts_and_conversations_become_records(asking_llama: Mill, llama: Rea
     assert_quiet(worker.output())
 
 
-def test_ids_that_the_server_does_not_give_are_null_and_left_out(asking_llama: Mill) -> None:
-    """llama.cpp passes over `return_token_ids`: both ids are null, and no export makes them up out of the text."""
+def _assert_exact(record: dict[str, Any], server: RealServer) -> None:
+    """Assert that the answer's ids are the server's own: as many as it counted, and its text when it decodes them."""
+    ids, text = record["output_ids"], record["raw"] or record["content"]
+    assert len(ids) == record["usage"]["completion_tokens"]
+    assert (record["ids"], record["backend"].split()[0]) == ("server", "llama.cpp")
+    assert record["ids_end"] == ("eos" if record["finish_reason"] == "stop" else "none")
+    spoken = ids[:-1] if record["ids_end"] == "eos" else ids
+    # A limit can cut an answer inside a character, which the server leaves out of its text.
+    assert server.ask("/detokenize", {"tokens": spoken})["content"].rstrip("\ufffd") == text.rstrip("\ufffd")
+    assert record["notes"] == []
+
+
+def test_exact_output_ids_come_by_themselves(asking_llama: Mill, llama: RealServer) -> None:
+    """The server is recognised and asked in its own way: every answer has the ids that it was made of."""
     mill = asking_llama
+    mill.enqueue(_PLAIN, "--max-tokens", "48", "--keep-truncated", "--seed", "11")
+    mill.worker()
+    _finish(mill, len(_PLAIN))
+
+    for record in _records(mill):
+        _assert_exact(record, llama)
+        assert record["prompt_token_ids"] is None  # it never gives those
+    tokens = mill.run("export", "case", "--format", "tokens", "--output", "tokens.jsonl", expect=1)
+    assert f"{len(_PLAIN)} left out: the server gave no exact token ids" in tokens.stdout + tokens.stderr
+    assert not (mill.path / "tokens.jsonl").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_hundred_answers_are_exact(asking_llama: Mill, llama: RealServer) -> None:
+    """Of 200 real answers each has ids that the server decodes to the text that stands in its record."""
+    mill = asking_llama
+    subjects = ("the sea", "the number {}", "un café nº {}", "\U0001f305 and {}")
+    prompts = [f"Say something about {subjects[number % 4].format(number)} ({number})." for number in range(200)]
+    mill.enqueue(prompts, "--max-tokens", "16", "--keep-truncated", "--seed", "1")
+    mill.worker()
+    mill.wait_recorded(len(prompts), timeout_s=900)
+    mill.wait_idle()
+
+    exact = _records(mill)
+    for record in exact:
+        _assert_exact(record, llama)
+    assert len(exact) >= 190  # a small model may say nothing at all
+
+
+def test_ids_that_the_server_was_not_asked_for_are_null(asking_llama: Mill) -> None:
+    """Asked as any other server (MILL_PROTOCOL=openai) it gives no ids, and no export makes them up out of the text."""
+    mill = asking_llama
+    mill.env["MILL_PROTOCOL"] = "openai"
     mill.enqueue(_PLAIN, "--max-tokens", "16", "--keep-truncated")
     mill.worker()
     _finish(mill, len(_PLAIN))
 
     for record in _records(mill):
-        assert record["output_ids"] is None
-        assert record["prompt_token_ids"] is None
-    tokens = mill.run("export", "case", "--format", "tokens", "--output", "tokens.jsonl", expect=1)
-    assert f"{len(_PLAIN)} left out: the server gave no exact token ids" in tokens.stdout + tokens.stderr
-    assert not (mill.path / "tokens.jsonl").exists()
+        assert (record["output_ids"], record["prompt_token_ids"], record["ids"]) == (None, None, None)
+        assert (record["ids_end"], record["backend"]) == (None, None)
     mill.run("export", "case", "--format", "openai", "--output", "chat.jsonl")
     rows = [json.loads(line) for line in (mill.path / "chat.jsonl").read_text(encoding="utf-8").splitlines()]
     assert all(row["messages"][-1]["role"] == "assistant" for row in rows)
     assert len(rows) == len(_PLAIN)
 
 
-def test_exact_output_ids_come_when_they_are_asked_for_in_its_own_way(asking_llama: Mill, llama: RealServer) -> None:
-    """With llama.cpp's own request fields the record has the ids that its answer was made of, one a token."""
+def test_a_parameter_that_it_would_pass_over_is_told(asking_llama: Mill) -> None:
+    """llama.cpp has another name for the repetition penalty, and says nothing about ours: the dataset is paused."""
     mill = asking_llama
-    fields = json.dumps({"return_tokens": True, "verbose": True})
-    mill.enqueue(_PLAIN, "--max-tokens", "16", "--keep-truncated", "--extra-body", fields)
+    mill.enqueue(_PLAIN, "--repetition-penalty", "1.1")
     mill.worker()
-    _finish(mill, len(_PLAIN))
-
-    for record in _records(mill):
-        assert len(record["output_ids"]) == record["usage"]["completion_tokens"]
-        text = llama.ask("/detokenize", {"tokens": record["output_ids"]})["content"]
-        # A limit can cut an answer inside a character, which the server leaves out of its text.
-        assert text.removesuffix("<|im_end|>").rstrip("\ufffd") == record["content"]
+    words = "does not know repetition_penalty (did you mean repeat_penalty?)"
+    wait_until(lambda: words in " ".join(mill.run("status", expect=None).stdout.split()), 30, "the dataset's pause")
+    assert mill.counts()["queued"] == len(_PLAIN)
 
 
 def test_cut_answers_are_kept_as_told(asking_llama: Mill) -> None:

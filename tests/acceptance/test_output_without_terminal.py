@@ -63,15 +63,17 @@ def test_rate_and_eta_after_a_resume(mill: Mill, model_server: ModelServerFactor
     server.set_options(latency_s=0.4)
     mill.enqueue(rows)
     part = mill.status()["datasets"]["case"]
-    assert (part["percent"], part["eta_s"], part["rate"]["samples_per_s"]) == (75.0, None, 0.0)
+    assert (part["percent"], part["eta"]["seconds"], part["rates"]["now"]["samples_per_s"]) == (75.0, None, 0.0)
     assert "No worker is running" in mill.run("status").stdout
     worker = mill.worker(concurrency=4)
     mill.wait_recorded(360)
     part = mill.status()["datasets"]["case"]
-    assert 5 <= part["rate"]["samples_per_s"] <= 13, "about ten a second, whatever was recorded before"
-    assert part["eta_s"] is not None
-    assert abs(part["eta_s"] - part["counts"]["left"] / 10) <= 0.6 * part["counts"]["left"] / 10 + 1
+    assert 5 <= part["rates"]["now"]["samples_per_s"] <= 13, "about ten a second, whatever was recorded before"
+    eta = part["eta"]
+    assert eta["seconds"] is not None, eta
+    assert abs(eta["seconds"] - part["counts"]["left"] / 10) <= 0.6 * part["counts"]["left"] / 10 + 1
+    assert eta["low_s"] <= eta["seconds"] <= eta["high_s"]
     worker.stop()
     part = mill.status()["datasets"]["case"]
-    assert (part["eta_s"], part["rate"]["samples_per_s"]) == (None, 0.0)
+    assert (part["eta"]["seconds"], part["rates"]["now"]["samples_per_s"]) == (None, 0.0)
     assert part["percent"] <= 100

@@ -25,7 +25,8 @@ def test_a_server_that_goes_and_comes_back(mill: Mill, model_server: ModelServer
         20,
         "the outage in status",
     )
-    assert part["datasets"]["case"]["eta_s"] is None
+    assert part["datasets"]["case"]["eta"]["seconds"] is None
+    assert part["datasets"]["case"]["stalled_since"] == part["endpoints"][0]["since"]
     told = mill.run("status", expect=1).stdout
     assert "is unreachable since" in told
     assert "ETA unknown" in told

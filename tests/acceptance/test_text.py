@@ -51,11 +51,11 @@ def test_numbers_that_are_none(mill: Mill, model_server: ModelServerFactory) -> 
     path = mill.path / "numbers.jsonl"
     path.write_text("\n".join([*lines, '{"id":"fine","score":0.5,"prompt":"nan in the answer"}']))
     empty = mill.status()
-    assert empty["totals"]["eta_s"] is None
-    assert empty["totals"]["completion_tokens"]["mean"] is None
+    assert empty["totals"]["eta"]["seconds"] is None
+    assert empty["totals"]["tokens"]["mean"] is None
     mill.enqueue(path)
     document = parse_strict(mill.run("status", "--json").stdout.encode())
-    assert document["totals"]["eta_s"] is None
+    assert document["totals"]["eta"]["seconds"] is None
     mill.worker()
     balanced(mill, read=4, refused=3, accepted=1)
     refused = records(mill, kind=Kind.REFUSED)
@@ -134,5 +134,5 @@ def test_empty_prompts_are_never_sent(mill: Mill, model_server: ModelServerFacto
     assert "Nothing to do" in told
     assert "ETA" not in told
     document = mill.status("empty")["datasets"]["empty"]
-    assert (document["percent"], document["eta_s"]) == (None, None)
+    assert (document["percent"], document["eta"]["seconds"]) == (None, None)
     mill.run("monitor", "empty", "--until-done")

@@ -108,9 +108,24 @@ def test_reasoning_and_answer_come_apart(asking_transformers: Mill, tiny_model: 
     assert_quiet(worker.output())
 
 
-def test_a_refused_field_of_ours_is_asked_for_once(asking_transformers: Mill, transformers: RealServer) -> None:
-    """The server's 422 for `return_token_ids` costs one request of a worker's life, and no sample an attempt."""
+def test_it_is_recognised_and_sent_nothing_that_it_refuses(asking_transformers: Mill, transformers: RealServer) -> None:
+    """The server gives no ids and refuses to be asked for them: it is not asked, and none of its answers is a 422."""
     mill = asking_transformers
+    refused, answered = _answers(transformers, 422), _answers(transformers, 200)
+    mill.enqueue(prompts(8))
+    mill.worker(concurrency=1)
+    _finish(mill, 8)
+
+    assert _answers(transformers, 422) == refused
+    assert _answers(transformers, 200) - answered == 8
+    assert [(record["attempts"], record["faults"]) for record in _records(mill)] == [(1, [])] * 8
+    assert {record["backend"] for record in _records(mill)} == {"transformers"}
+
+
+def test_a_refused_field_of_ours_is_asked_for_once(asking_transformers: Mill, transformers: RealServer) -> None:
+    """Asked as any other, its 422 for `return_token_ids` costs one request of a worker's life, no sample an attempt."""
+    mill = asking_transformers
+    mill.env["MILL_PROTOCOL"] = "openai"
     refused, answered = _answers(transformers, 422), _answers(transformers, 200)
     mill.enqueue(prompts(8))
     mill.worker(concurrency=1)
@@ -121,14 +136,34 @@ def test_a_refused_field_of_ours_is_asked_for_once(asking_transformers: Mill, tr
     assert [(record["attempts"], record["faults"]) for record in _records(mill)] == [(1, [])] * 8
 
 
-def test_a_refused_field_of_the_users_fails_with_the_servers_words(
+def test_a_field_that_the_server_does_not_know_pauses_the_dataset(
     asking_transformers: Mill, transformers: RealServer
 ) -> None:
-    """A sampling field that the server does not know costs one request a sample; without it they are asked again."""
+    """A sampling field that the server would refuse costs no request; without it the samples are asked."""
     mill = asking_transformers
     rows = mill.write_rows(prompts(3))
     before = _answers(transformers, 422)
     mill.enqueue(rows, "--top-k", "20")
+    mill.worker(concurrency=1)
+    words = "transformers serve does not know top_k"
+    wait_until(lambda: words in " ".join(mill.run("status", expect=None).stdout.split()), 60, "the dataset's pause")
+    assert _answers(transformers, 422) == before
+
+    mill.enqueue(rows, "--new-settings")
+    mill.run("resume", "case")
+    _finish(mill, 3)
+    assert len(_records(mill)) == 3
+    assert "NOT complete" not in mill.run("verify", "case").stdout
+
+
+def test_a_refused_field_of_the_users_fails_with_the_servers_words(
+    asking_transformers: Mill, transformers: RealServer
+) -> None:
+    """Sent all the same, it costs one request a sample and fails with the server's words."""
+    mill = asking_transformers
+    mill.env["MILL_ALLOW_UNKNOWN_PARAMETERS"] = "true"
+    before = _answers(transformers, 422)
+    mill.enqueue(prompts(3), "--top-k", "20")
     mill.worker(concurrency=1)
     _finish(mill, 3)
 
@@ -137,12 +172,7 @@ def test_a_refused_field_of_the_users_fails_with_the_servers_words(
         assert "Unexpected fields in the request" in record["error"]
         assert "top_k" in record["error"]
         assert record["attempts"] == 1
-    assert _answers(transformers, 422) - before <= 2 * 3  # each once with the ids and once without
-
-    mill.enqueue(rows, "--new-settings")
-    mill.wait_idle()
-    assert len(_records(mill)) == 3
-    assert "NOT complete" not in mill.run("verify", "case").stdout
+    assert _answers(transformers, 422) - before == 3
 
 
 def test_an_answer_cut_within_its_thought_is_no_answer(asking_transformers: Mill) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import msgspec
 
 from app.ledger import Ledger
-from app.places import Keys
-from app.records import Kind
+from app.places import DatasetFolder, Keys
+from app.records import POISON, Kind
 from tests.chaos.inputs import Input
 from tests.chaos.journal import Tally
 from tests.chaos.watch import status_problems
@@ -29,8 +29,8 @@ def final_problems(world: World, tally: Tally) -> list[str]:
     found += status_problems(status)
     for source in world.inputs:
         counts = status["datasets"][source.dataset]["counts"]
-        wanted = dict.fromkeys(("samples", "accepted"), len(source.prompts))
-        wanted |= {"refused": source.blanks, "rejected": 0, "failed": 0, "queued": 0, "in_flight": 0, "missing": 0}
+        wanted = dict.fromkeys(("rejected", "queued", "in_flight", "missing"), 0)
+        wanted |= {"accepted": len(source.prompts), "failed": len(source.poisons), "refused": source.blanks}
         if any(counts[name] != n for name, n in wanted.items()):
             found.append(f"status of {source.dataset} says {counts}, not {wanted}")
     return [*found, *_request_problems(world, tally), *_log_problems(world)]
@@ -52,18 +52,28 @@ def _dataset_problems(world: World, source: Input) -> Iterator[str]:
     ]
     if wrong:
         yield f"{len(wrong)} records of {name} hold the answer to another prompt: {wrong[:_SHOWN]}"
-    if folder.lines(Kind.FAILED).exists():
-        failed = [msgspec.json.decode(line) for line in folder.lines(Kind.FAILED).read_bytes().splitlines()]
-        reasons = [f"{record['id']}: {record['error']}" for record in failed]
-        yield f"{len(failed)} samples of {name} were given up on the way: {reasons[:_SHOWN]}"
+    yield from _failed_problems(source, folder)
     if folder.lines(Kind.REJECTED).exists():
         yield f"samples of {name} were rejected: see {folder.lines(Kind.REJECTED)}"
     verified = world.mill.run("verify", name, expect=None)
-    if verified.code != 0:
+    problems = [line for line in verified.stdout.splitlines() if line.startswith("! ")]
+    if (verified.code, len(problems)) != ((1, 1) if source.poisons else (0, 0)):
         yield f"verify of {name} ended with {verified.code}: {verified.stdout} {verified.stderr}"
     with Ledger.open(folder) as ledger:
         if picture(ledger) != fresh_picture(folder):
             yield f"the index of {name} differs from one that is made anew"
+
+
+def _failed_problems(source: Input, folder: DatasetFolder) -> Iterator[str]:
+    """Tell of samples that failed, other than those that kill servers, which must."""
+    path = folder.lines(Kind.FAILED)
+    failed = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    poisons = [str(record["messages"][-1]["content"]) for record in failed if record["reason"] == POISON]
+    if sorted(poisons) != sorted(source.poisons):
+        yield f"set aside as {POISON} of {source.dataset} are {sorted(poisons)}, not {sorted(source.poisons)}"
+    others = [f"{record['id']}: {record['error']}" for record in failed if record["reason"] != POISON]
+    if others:
+        yield f"{len(others)} samples of {source.dataset} were given up on the way: {others[:_SHOWN]}"
 
 
 def unexplained(world: World, tally: Tally) -> Counter[str]:

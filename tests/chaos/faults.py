@@ -6,7 +6,8 @@ import contextlib
 import json
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import redis
@@ -16,8 +17,12 @@ from tests.chaos.damage import TAILS, as_writer
 from tests.chaos.inputs import Input
 from tests.chaos.plan import Fault, Step
 from tests.chaos.world import LEASE_S, Flights, ModelHost, World
+from tests.support.ports import free_port
 
 End = Callable[[], None]
+_LAST_POISON = 0.9
+"""Share of a run after which no further prompt joins that kills servers."""
+_SECRET = "another"  # noqa: S105  a test's
 
 
 class Skipped(Exception):  # noqa: N818 - it says what is the case
@@ -120,7 +125,7 @@ def _pick_host(world: World, step: Step) -> ModelHost:
 
 def _kill_server(world: World, step: Step) -> Begun:
     host = _pick_host(world, step)
-    host.process.kill()
+    host.kill()
     return Begun(host.name, host.start)
 
 
@@ -134,6 +139,14 @@ def _pause_server(world: World, step: Step) -> Begun:
         host.paused = False
 
     return Begun(host.name, end)
+
+
+def _poison(world: World, step: Step) -> Begun:
+    """Let a prompt join the inputs that kills each server that is asked it, until it is set aside."""
+    source = world.inputs[step.choose(len(world.inputs))]
+    if any(one.poisons for one in world.inputs) and world.progress > _LAST_POISON:
+        raise Skipped("it is late, and each costs several deaths")
+    return Begun(f"{source.poison()!r}")
 
 
 _SPOILT: Mapping[Fault, dict[str, Any]] = {
@@ -243,6 +256,36 @@ def _fill_redis(world: World, _step: Step) -> Begun:
     return Begun("", end)
 
 
+def _readonly_redis(world: World, _step: Step) -> Begun:
+    return _while_told(world, ("replicaof", "127.0.0.1", str(free_port())), ("replicaof", "no", "one"))
+
+
+def _lock_redis(world: World, _step: Step) -> Begun:
+    begun = _while_told(world, ("config", "set", "requirepass", _SECRET), ("config", "set", "requirepass", ""))
+    with contextlib.suppress(redis.RedisError), contextlib.closing(world.client(_SECRET)) as client:
+        client.client_kill_filter(_type="normal")  # who is connected stays so otherwise
+    return begun
+
+
+def _while_told(world: World, begin: Sequence[str], end: Sequence[str]) -> Begun:
+    """Give Redis a command now and one at the end, unless it was restarted and has forgotten the first."""
+    _need_redis(world)
+    if world.redis_full:
+        raise Skipped("Redis is full, and could not be told that it may grow again")
+    process = world.redis.process
+
+    def take_back() -> None:
+        world.redis_full = False
+        if world.redis.process is process and process.running:
+            with contextlib.closing(world.client(_SECRET if "requirepass" in end else None)) as client:
+                client.execute_command(*end)
+
+    with contextlib.closing(world.client()) as client:
+        client.execute_command(*begin)
+    world.redis_full = True
+    return Begun("", take_back)
+
+
 # Files
 
 
@@ -252,11 +295,7 @@ def _damage_tail(world: World, step: Step) -> Begun:
     path = world.mill.out(dataset)
     if not path.exists() or path.stat().st_size < 10_000:
         raise Skipped("there are too few records")
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(as_writer(path.parent))
-        except BlockingIOError:
-            raise Skipped("somebody holds the folder's lock") from None
+    with _locked(path.parent):
         if not path.read_bytes().endswith(b"\n"):
             raise Skipped("the tail is damaged already")
         killed = _kill_worker(world, step)
@@ -274,6 +313,67 @@ def _delete_index(world: World, step: Step) -> Begun:
     for path in names:
         path.unlink(missing_ok=True)
     return Begun(f"of {dataset}: {', '.join(path.name for path in names)}")
+
+
+def _rewrite_file(world: World, step: Step) -> Begun:
+    """Save the accepted records anew, as an editor does: the same lines in another file."""
+    path = world.mill.out(_pick_dataset(world, step))
+    with _locked(path.parent):
+        if not path.exists():
+            raise Skipped("there are no records")
+        copy = path.with_name("copy-of-records")
+        shutil.copyfile(path, copy)
+        copy.replace(path)
+    return Begun(f"{path.parent.name}/{path.name}")
+
+
+def _hold_lock(world: World, step: Step) -> Begun:
+    folder = world.mill.folder(_pick_dataset(world, step)).path
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_locked(folder))
+        held = stack.pop_all()
+    return Begun(f"of {folder.name}", held.close)
+
+
+def _pick_dataset(world: World, step: Step) -> str:
+    return world.inputs[step.choose(len(world.inputs))].dataset
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(as_writer(folder))
+        except BlockingIOError:
+            raise Skipped("somebody holds the folder's lock") from None
+        except FileNotFoundError:
+            raise Skipped("there is no folder yet") from None
+        yield
+
+
+def _run_command(world: World, step: Step) -> Begun:
+    """Start a command on a dataset; some are killed at the end if they still run."""
+    dataset = _pick_dataset(world, step)
+    if not world.mill.folder(dataset).manifest.exists():
+        raise Skipped("there is no dataset yet")
+    words = ["verify", "--repair", dataset]
+    if step.fault is Fault.KILL_EXPORT:
+        words = [
+            "export",
+            dataset,
+            "--format",
+            "openai",
+            "--overwrite",
+            "--output",
+            str(world.folder / f"{dataset}.jsonl"),
+        ]
+    process = world.command(*words)
+
+    def end() -> None:
+        if process.running and step.fault is not Fault.REPAIR:
+            process.kill()
+
+    return Begun(f"of {dataset}", end)
 
 
 def _fill_disk(world: World, _step: Step) -> Begun:
@@ -298,12 +398,20 @@ _ACTIONS: Mapping[Fault, Callable[[World, Step], Begun]] = {
     Fault.THREE_ENQUEUES: _three_enqueues,
     Fault.KILL_SERVER: _kill_server,
     Fault.PAUSE_SERVER: _pause_server,
+    Fault.POISON: _poison,
     Fault.KILL_REDIS: _kill_redis,
     Fault.EMPTY_REDIS: _empty_redis,
     Fault.BLIP_REDIS: _blip_redis,
     Fault.PAUSE_REDIS: _pause_redis,
     Fault.FILL_REDIS: _fill_redis,
+    Fault.READONLY_REDIS: _readonly_redis,
+    Fault.LOCK_REDIS: _lock_redis,
     Fault.DELETE_INDEX: _delete_index,
+    Fault.REWRITE_FILE: _rewrite_file,
+    Fault.HOLD_LOCK: _hold_lock,
+    Fault.REPAIR: _run_command,
+    Fault.KILL_REPAIR: _run_command,
+    Fault.KILL_EXPORT: _run_command,
     Fault.FILL_DISK: _fill_disk,
     **dict.fromkeys(TAILS, _damage_tail),
 }

@@ -30,6 +30,8 @@ class Fault(enum.StrEnum):
     """The same input three times at once."""
     KILL_SERVER = "kill-server"
     PAUSE_SERVER = "pause-server"
+    POISON = "poison"
+    """A prompt whose request kills each server that it comes to joins the inputs."""
     ANSWER_503 = "answer-503"
     ANSWER_500 = "answer-500"
     ANSWER_429 = "answer-429"
@@ -47,6 +49,10 @@ class Fault(enum.StrEnum):
     PAUSE_REDIS = "pause-redis"
     FILL_REDIS = "fill-redis"
     """CONFIG SET maxmemory below what is used."""
+    READONLY_REDIS = "readonly-redis"
+    """It follows a master that is not there, and refuses writes."""
+    LOCK_REDIS = "lock-redis"
+    """Its password is changed, and back."""
     TEAR_TAIL = "tear-tail"
     """Half a line at the end of the accepted records, as a worker leaves that dies in a write."""
     NUL_TAIL = "nul-tail"
@@ -56,6 +62,14 @@ class Fault(enum.StrEnum):
     UNEND_TAIL = "unend-tail"
     """The last accepted record loses its newline."""
     DELETE_INDEX = "delete-index"
+    REWRITE_FILE = "rewrite-file"
+    """An editor saves the accepted records: the same lines in a new file."""
+    HOLD_LOCK = "hold-lock"
+    """A frozen writer keeps a dataset folder's lock."""
+    REPAIR = "repair"
+    """verify --repair runs beside everything."""
+    KILL_REPAIR = "kill-repair"
+    KILL_EXPORT = "kill-export"
     FILL_DISK = "fill-disk"
 
 
@@ -70,6 +84,7 @@ LASTS_S: Mapping[Fault, tuple[float, float]] = {
     Fault.THREE_ENQUEUES: _AT_ONCE,
     Fault.KILL_SERVER: (0.5, 8.0),
     Fault.PAUSE_SERVER: (1.0, 8.0),
+    Fault.POISON: _AT_ONCE,
     Fault.ANSWER_503: (2.0, 6.0),
     Fault.ANSWER_500: (2.0, 6.0),
     Fault.ANSWER_429: (2.0, 6.0),
@@ -83,11 +98,18 @@ LASTS_S: Mapping[Fault, tuple[float, float]] = {
     Fault.BLIP_REDIS: _AT_ONCE,
     Fault.PAUSE_REDIS: (1.0, 12.0),
     Fault.FILL_REDIS: (1.0, 12.0),
+    Fault.READONLY_REDIS: (1.0, 12.0),
+    Fault.LOCK_REDIS: (1.0, 12.0),
     Fault.TEAR_TAIL: (0.2, 3.0),
     Fault.NUL_TAIL: (0.2, 3.0),
     Fault.CUT_TAIL: (0.2, 3.0),
     Fault.UNEND_TAIL: (0.2, 3.0),
     Fault.DELETE_INDEX: _AT_ONCE,
+    Fault.REWRITE_FILE: _AT_ONCE,
+    Fault.HOLD_LOCK: (1.0, 8.0),
+    Fault.REPAIR: _AT_ONCE,
+    Fault.KILL_REPAIR: (0.3, 3.0),
+    Fault.KILL_EXPORT: (0.3, 3.0),
     Fault.FILL_DISK: (2.0, 8.0),
 }
 """Seconds from a fault's beginning to its end: for a killed process, until it is started again."""

@@ -14,15 +14,19 @@ from tests.chaos.checks import final_problems, rest_problems
 from tests.chaos.crew import Figures, dismiss_all
 from tests.chaos.faults import End, Skipped, inject
 from tests.chaos.journal import Fate, Tally, read_journals
-from tests.chaos.plan import Fault, Step, make_plan
+from tests.chaos.plan import LASTS_S, Fault, Step, make_plan
 from tests.chaos.watch import Watch
 from tests.chaos.world import Options, World
 from tests.support.processes import ManagedProcess
 
 _FEED_EVERY_S = 6.0
-_WARM_S = 30.0
+_FEEDS = 120
+"""Enqueues of a long run at most, for each reads all that there is by then."""
+_WARM_S = 60.0
 """Seconds after which a worker's memory and files should grow no more."""
-_GROWS_AT_MOST = 1.5
+_GROWS_AT_MOST = 1.2
+_SPARE_FILES = 20
+"""A connection to Redis for each ack that ends beside others, made when that happens first."""
 _STUCK_AFTER_S = 75.0
 """Seconds without a new record after which the resumed work counts as stuck; an answer may hang for 30."""
 _ENQUEUE_WITHIN_S = 180.0
@@ -50,6 +54,7 @@ class Run:
         self._injected = Counter[Fault]()
         self._skipped = Counter[Fault]()
         self._feeds = 0
+        self._feed_every_s = max(_FEED_EVERY_S, world.options.seconds / _FEEDS)
         self._figures: list[Figures] = []
         """Of the worker that is never ended."""
         self._tally: Tally | None = None
@@ -93,12 +98,12 @@ class Run:
     def _drive(self) -> None:
         world = self._world
         while (now := self._elapsed) < world.options.seconds:
-            world.progress = min(1.0, (now + _FEED_EVERY_S) / world.options.seconds)
+            world.progress = min(1.0, (now + self._feed_every_s) / world.options.seconds)
             while self._ends and self._ends[0][0] <= now:
                 self._end_next()
             while self._steps and self._steps[0].at_s <= now:
                 self._begin(self._steps.pop(0))
-            if now >= self._feeds * _FEED_EVERY_S:
+            if now >= self._feeds * self._feed_every_s:
                 self._feed()
             self._tend()
             time.sleep(0.05)
@@ -123,7 +128,7 @@ class Run:
     def _end_next(self) -> None:
         _at, _number, fault, end = heapq.heappop(self._ends)
         end()
-        if fault not in {Fault.BLIP_REDIS, Fault.DELETE_INDEX, Fault.THREE_ENQUEUES}:
+        if LASTS_S[fault][1]:
             self._say(f"  {fault} is over")
 
     def _feed(self) -> None:
@@ -149,15 +154,15 @@ class Run:
 
     def _resume(self) -> None:
         world = self._world
-        for source in world.inputs:
+        for source, part in itertools.product(world.inputs, (True, False)):
             for _try in range(5):
-                process = world.enqueue(source)
+                process = world.enqueue(source, part=part)
                 if self._wait_for(process) == 0:
                     break
             else:
                 self._on_problem(f"enqueue of {source.dataset} did not succeed: {process.tail()}")
         before, since = -1, time.monotonic()
-        wanted = sum(len(source.prompts) for source in world.inputs)
+        wanted = sum(len(source.prompts) + len(source.poisons) for source in world.inputs)
         while (done := self._recorded()) < wanted:
             if done != before:
                 before, since = done, time.monotonic()
@@ -189,15 +194,15 @@ class Run:
         return [
             f"{what} of the first worker grew from {before:.0f} to {after:.0f}"
             for what, before, after in (
-                ("memory", first.rss_mib, last.rss_mib),
-                ("open files", first.files, last.files),
+                ("memory in MiB", first.rss_mib, last.rss_mib),
+                ("open files", first.files + _SPARE_FILES, last.files),
             )
             if after > _GROWS_AT_MOST * before
         ]
 
     def _summary(self, watch: Watch, tally: Tally) -> list[str]:
         world = self._world
-        samples = sum(len(source.prompts) for source in world.inputs)
+        samples = sum(len(source.prompts) + len(source.poisons) for source in world.inputs)
         repeats = Counter[str]()
         for why, flights in world.repeats:
             repeats[why] += len(flights)
@@ -221,14 +226,10 @@ class Run:
         warm = [one for one in self._figures if one.uptime_s >= _WARM_S] or self._figures
         if not warm:
             return []
-        first, last = warm[0], warm[-1]
+        stages = [warm[round(share * (len(warm) - 1))] for share in (0, 0.25, 0.5, 0.75, 1)]
+        words = [f"{one.uptime_s:.0f} s {one.rss_mib:.0f} MiB {one.files} files" for one in stages]
         memory, files = max(one.rss_mib for one in warm), max(one.files for one in warm)
-        return [
-            (
-                f"first worker after {first.uptime_s:.0f} s and {last.uptime_s:.0f} s: memory {first.rss_mib:.0f} and "
-                f"{last.rss_mib:.0f} MiB (most {memory:.0f}), open files {first.files} and {last.files} (most {files})"
-            ),
-        ]
+        return [f"the first worker after {'; '.join(words)} (most {memory:.0f} MiB, {files} files)"]
 
 
 def run(options: Options, folder: Path, say: Callable[[str], None]) -> Result:
@@ -248,6 +249,7 @@ def run(options: Options, folder: Path, say: Callable[[str], None]) -> Result:
         say(f"  {line}")
     for problem in result.problems:
         first, *more = problem.strip().splitlines()
-        say(f"BROKEN: {first}" + (f" ... {more[-1]}" if more else ""))
+        told = [line for line in more if line.startswith("! ")] or more[-1:]
+        say(f"BROKEN: {first}" + "".join(f" ... {line}" for line in told[:3]))
     say(f"seed {options.seed}: {'FAILED, see ' + str(folder) if result.problems else 'everything held'}")
     return result

@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.inputs import POISON
 from tests.chaos.journal import Fate, Journal
 from tests.support.model_engine import CHAT_PATH, Engine
 from tests.support.model_rules import Rule, RuleBook, ServerOptions
 from tests.support.model_server import serve
 from tests.support.model_shapes import last_user_text
 from tests.support.model_wire import HttpReply, HttpRequest
+
+_POISON = Rule(match=POISON, kill=True)
 
 
 class Mood:
@@ -61,7 +64,7 @@ class JournalEngine(Engine):
         self._journal = journal
         self._mood = mood
         self._dice = random.Random(options.seed)
-        self._running: dict[int, tuple[int, bool]] = {}
+        self._journaled: dict[int, tuple[int, bool]] = {}
         """Number in the journal, and whether its answer is spoilt, by the request's identity."""
 
     def begin(self, request: HttpRequest) -> HttpReply:
@@ -70,16 +73,16 @@ class JournalEngine(Engine):
             return super().begin(request)
         number = self._journal.begin(last_user_text(json.loads(request.body)["messages"]))
         spoilt = self._mood.rule(self._dice)
-        self.rules = RuleBook((), spoilt)
+        self.rules = RuleBook((_POISON,), spoilt)
         reply = super().begin(request)
-        self._running[id(request)] = number, spoilt is not None or reply.status != 200
+        self._journaled[id(request)] = number, spoilt is not None or reply.status != 200
         return reply
 
     def finish(self, request: HttpRequest, reply: HttpReply, *, sent: bool) -> None:
         """Note how the request ended."""
         super().finish(request, reply, sent=sent)
         if request.path == CHAT_PATH and request.method == "POST":
-            number, spoilt = self._running.pop(id(request))
+            number, spoilt = self._journaled.pop(id(request))
             self._journal.end(number, Fate.BAD if spoilt else Fate.GOOD if sent else Fate.GONE)
 
 

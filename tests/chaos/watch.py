@@ -39,9 +39,10 @@ def verify_problems(document: Mapping[str, Any]) -> list[str]:
         n = {what: value or 0 for what, value in report["counts"].items()}
         if n["read"] != n["refused"] + n["samples"]:
             wrong.append(f"verify of {name}: read is not refused + samples: {n}")
-        waiting = n["queued"] + n["in_flight"] + n["without_ticket"] + n["missing"]
-        if n["samples"] != n["accepted"] + n["rejected"] + n["failed"] + waiting:
+        if n["samples"] != n["accepted"] + n["rejected"] + n["failed"] + n["left"]:
             wrong.append(f"verify of {name}: samples is not the sum of its parts: {n}")
+        if report["counts"]["queued"] is not None and n["left"] != n["queued"] + n["in_flight"] + n["missing"]:
+            wrong.append(f"verify of {name}: left is not queued + in flight + missing: {n}")
         if report["duplicates"] or report["bad_lines"]:
             wrong.append(f"verify of {name}: {'; '.join(report['problems'])}")
     return wrong

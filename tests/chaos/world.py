@@ -72,6 +72,8 @@ class ModelHost:
         self.name = f"server{number}"
         self.port = free_port()
         self.paused = False
+        self.down = False
+        """Whether it was killed on purpose and stays down for a while."""
         self.starts = 0
         self.mood = Mood(folder / f"{self.name}.mood")
         self.moody = False
@@ -97,9 +99,15 @@ class ModelHost:
             raise RuntimeError(f"{self.name} was never started")
         return self._process
 
+    def kill(self) -> None:
+        """Kill it; it stays down until `start`."""
+        self.down = True
+        self.process.kill()
+
     def start(self) -> None:
         """Start it; it listens some time later."""
         self.starts += 1
+        self.down = False
         words = [
             *("--port", str(self.port), "--seed", str(self._seed + self.starts * 1000)),
             *("--journal", str(self._folder / f"{self.name}.{self.starts}.journal")),
@@ -136,6 +144,7 @@ class World:
         self.inputs = [Input(name, share, folder=folder / "inputs", seed=options.seed) for name in DATASETS]
         self.enqueues: list[ManagedProcess] = []
         self.enqueued = 0
+        self.commands = 0
 
     def _env(self) -> dict[str, str]:
         return {
@@ -189,12 +198,15 @@ class World:
     # Workers
 
     def tend(self) -> None:
-        """Fill empty seats, and look at what has ended."""
+        """Fill empty seats, start servers again that a prompt has killed, and look at what has ended."""
+        for host in self.hosts:
+            if not host.running and not host.down:
+                host.start()
         self.problems += [sentence for seat in self.seats if (sentence := seat.tend())]
         for process in [one for one in self.enqueues if not one.running]:
             self.enqueues.remove(process)
             if process.returncode not in {0, 1, -9} or "Traceback" in process.output():
-                self.problems.append(f"an enqueue ended with {process.returncode}: {process.tail()}")
+                self.problems.append(f"{process.name} ended with {process.returncode}: {process.tail()}")
 
     def in_flight(self, *seats: Seat) -> Flights:
         """Return the samples that these workers have taken and not recorded."""
@@ -213,9 +225,9 @@ class World:
             return unknown
         return Flights(prompts)
 
-    def client(self) -> redis.Redis:
+    def client(self, password: str | None = None) -> redis.Redis:
         """Return a client that gives up soon; the caller closes it."""
-        return redis.Redis.from_url(self.redis.url, socket_timeout=3)
+        return redis.Redis.from_url(self.redis.url, password=password, socket_timeout=3)
 
     def may_repeat(self, why: str, flights: Flights) -> None:
         """Note that these samples may be asked once more."""
@@ -228,6 +240,13 @@ class World:
         path = (source.write_part if part else source.write)(self.progress)
         self.enqueued += 1
         process = self.mill.start("enqueue", str(path), "--dataset", source.dataset, name=f"enqueue-{source.dataset}")
+        self.enqueues.append(process)
+        return process
+
+    def command(self, *words: str) -> ManagedProcess:
+        """Start another of the producer's commands; it may be refused, and must not end in a traceback."""
+        self.commands += 1
+        process = self.mill.start(*words, name=f"command-{self.commands}")
         self.enqueues.append(process)
         return process
 

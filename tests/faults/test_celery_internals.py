@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import celery
 import celery.apps.worker
@@ -63,6 +64,32 @@ def test_deliveries_come_back_by_their_score_alone() -> None:
     assert callable(channel.conn_or_acquire)
     assert channel.unacked_key == "unacked"
     assert channel.unacked_index_key == "unacked_index"
+
+
+def test_kombu_tells_the_time_of_deliveries_by_one_name() -> None:
+    """`time` of the transport's module is called for the score and for the look back, and for nothing else."""
+    source = inspect.getsource(kombu.transport.redis)
+    assert "from time import monotonic, sleep, time" in source
+    assert len(re.findall(r"(?<![\w.])time\(\)", source)) == 3
+    assert inspect.getsource(kombu.transport.redis.QoS.append).count("time()") == 2
+    assert inspect.getsource(kombu.transport.redis.QoS.restore_visible).count("time()") == 1
+
+
+def test_an_ack_that_fails_leaves_its_delivery_counted() -> None:
+    """`ack` and `reject` send to Redis first and count after it, so that whoever catches the failure must count."""
+    qos, plain = kombu.transport.redis.QoS, kombu.transport.virtual.base.QoS
+    assert inspect.getsource(qos.ack).index("execute()") < inspect.getsource(qos.ack).index("super().ack(")
+    assert list(inspect.signature(qos.reject).parameters) == ["self", "delivery_tag", "requeue"]
+    assert "super().ack(delivery_tag)" in inspect.getsource(qos.reject)
+    assert "_quick_ack" in inspect.getsource(plain.ack)
+
+
+def test_a_connection_can_read_its_password_anew() -> None:
+    """A connection's credential provider reaches redis-py, and its copies keep it."""
+    assert "credential_provider" in inspect.signature(kombu.Connection.__init__).parameters
+    channel = kombu.transport.redis.Channel
+    assert "conninfo.credential_provider" in inspect.getsource(channel._connparams)
+    assert "'credential_provider'" in inspect.getsource(kombu.Connection._info)
 
 
 def test_every_transport_option_is_one_that_kombu_reads() -> None:

@@ -78,6 +78,7 @@ def test_a_message_lost_between_pop_and_note_comes_back(mill: Mill, model_server
         Point.ENQUEUE_BEFORE_PUT,
         Point.ENQUEUE_BEFORE_PUBLISH,
         Point.ENQUEUE_MID_PUBLISH,
+        Point.ENQUEUE_AFTER_PUBLISH,
     ],
 )
 def test_an_enqueue_that_dies_is_finished_by_the_next(
@@ -151,6 +152,27 @@ def test_an_export_that_dies_leaves_no_half_file(mill: Mill, model_server: Model
     assert_killed(producer_that_dies(mill, Point.IN_EXPORT, *words))
     assert not output.exists()
     mill.run(*words)
+
+    assert output.read_bytes().count(b"\n") == _COUNT
+    assert [path.name for path in output.parent.iterdir()] == ["rows.jsonl"]
+
+
+@pytest.mark.parametrize("point", [Point.IN_EXPORT, Point.BEFORE_RENAME, Point.AFTER_RENAME])
+def test_an_export_that_dies_leaves_the_old_file_or_the_new(
+    mill: Mill, model_server: ModelServerFactory, point: Point
+) -> None:
+    """An export that replaces another and is killed leaves a whole file, the old one until the new one is durable."""
+    model_server()
+    mill.enqueue(prompts(_COUNT))
+    mill.worker(concurrency=_SLOTS)
+    mill.wait_recorded(_COUNT)
+    output = mill.path / "out" / "rows.jsonl"
+    words = ("export", "case", "--format", "openai", "--output", str(output))
+    mill.run(*words, "--limit", "3")
+
+    assert_killed(producer_that_dies(mill, point, *words, "--overwrite"))
+    assert output.read_bytes().count(b"\n") == (_COUNT if point is Point.AFTER_RENAME else 3)
+    mill.run(*words, "--overwrite")
 
     assert output.read_bytes().count(b"\n") == _COUNT
     assert [path.name for path in output.parent.iterdir()] == ["rows.jsonl"]

@@ -87,7 +87,7 @@ def test_sigterm_ends_a_worker_whose_disk_is_full(mill: Mill, model_server: Mode
     with mounted(mill.prepared, "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "tmpfs") as done:
         if not done:
             pytest.skip("a small disk can only be mounted as root, in a container that allows it")
-        rows = prompts(60)
+        rows = prompts(200)
         mill.enqueue(rows)
         worker = mill.worker(concurrency=4, drain_s=1)
         mill.wait_recorded(8)
@@ -97,7 +97,7 @@ def test_sigterm_ends_a_worker_whose_disk_is_full(mill: Mill, model_server: Mode
         ballast.unlink()
         counts = mill.counts()
         assert (counts["in_flight"], counts["missing"]) == (0, 0)
-        mill.worker(concurrency=4)
+        mill.worker(concurrency=16)
         mill.wait_recorded(len(rows))
         mill.wait_idle()
         assert_balanced(mill, rows)

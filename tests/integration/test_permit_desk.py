@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from app import broker as brokers
 from app.broker import Client
 from app.places import Keys
+from app.queue import Queue
 from tests.conftest import Broker
 from workers.permits import PERMIT_TTL_S, Block, PermitDesk
 
@@ -79,6 +80,25 @@ def test_one_worker_gets_what_it_wants_up_to_the_bound(office: Office) -> None:
     held, wanted, expiry = office.entries()["a"]
     assert (held, wanted) == (10, 40)
     assert 0 < expiry - office.now_ms() <= PERMIT_TTL_S * 1000
+
+
+def test_a_bound_set_by_hand_goes_before_the_workers_own(office: Office) -> None:
+    """It raises and lowers what every worker may have, also mid-run, and its end gives the workers' own back."""
+    books = Queue(office.client, office.keys)
+    assert office.lease("a", in_use=0, wanted=40) == Block(10, 10, 0)
+    books.set_bound(16)
+    assert books.bound() == 16
+    assert office.lease("a", in_use=10, wanted=40) == Block(16, 16, 0)
+    books.set_bound(4)
+    assert office.lease("a", in_use=12, wanted=40) == Block(12, 4, 0)  # what runs is let finish
+    assert office.lease("a", in_use=3, wanted=40).share == 4
+    office.client.set(office.keys.bound, "what is this")
+    assert office.lease("a", in_use=3, wanted=40).bound == 10
+    books.set_bound(None)
+    assert books.bound() is None
+    assert office.lease("a", in_use=3, wanted=40) == Block(10, 10, 0)
+    with pytest.raises(ValueError, match="would stop all work"):
+        books.set_bound(0)
 
 
 def test_giving_back_leaves_nothing(office: Office) -> None:

@@ -13,8 +13,9 @@ from celery import Celery
 from app import broker as brokers
 from app import celery as mill_celery
 from app.places import Keys
-from app.queue import Done, Queue, Waiting, task_id
+from app.queue import Queue, Waiting, task_id
 from app.records import Kind, Sample
+from app.tally import Done
 from tests.conftest import Broker
 from tests.support.processes import wait_until
 
@@ -82,18 +83,22 @@ def test_depth_counts_one_dataset_or_all(queue: Queue) -> None:
     assert (queue.depth(DATASET), queue.depth("other"), queue.depth("nobody"), queue.depth()) == (2, 1, 0, 3)
 
 
-def test_a_session_begins_with_the_first_prompt(queue: Queue) -> None:
+def test_a_run_begins_with_the_first_prompt(queue: Queue) -> None:
     """The present run of work begins when the first prompt comes in, and when the first worker comes up."""
     before = time.time()
-    assert queue.waiting(DATASET).session is None
+    assert queue.tally.look(DATASET).run is None
     _put(queue, "a")
-    first = queue.waiting(DATASET).session
+    first = queue.tally.look(DATASET).run
     assert first is not None
-    assert before <= first <= time.time()
+    assert before - 1 <= first.began <= time.time() + 1
     _put(queue, "b")
-    assert queue.waiting(DATASET).session == first
-    queue.begin_session()
-    assert queue.waiting(DATASET).session > first  # type: ignore[operator]
+    assert queue.tally.look(DATASET).run == first
+    queue.finish(DATASET, [Done("a", Kind.ACCEPTED, 7)])
+    queue.begin_runs()
+    second = queue.tally.look(DATASET).run
+    assert second is not None
+    assert second.began > first.began
+    assert (first.before.accepted, second.before.accepted, second.before.tokens) == (0, 1, 7)
 
 
 # Working
@@ -110,7 +115,7 @@ def test_take_and_finish(queue: Queue) -> None:
     queue.finish(DATASET, [Done("a", Kind.ACCEPTED)])
     gone = queue.take(DATASET, "a", "me")
     assert (gone.state, gone.sample, gone.ours) == ("gone", None, False)
-    assert queue.waiting(DATASET) == Waiting(session=queue.waiting(DATASET).session)
+    assert queue.waiting(DATASET) == Waiting()
 
 
 def test_a_released_sample_is_new_again(queue: Queue) -> None:
@@ -125,15 +130,13 @@ def test_a_released_sample_is_new_again(queue: Queue) -> None:
 
 
 def test_samples_of_dead_workers_are_taken_over(queue: Queue) -> None:
-    """A sample whose worker stopped beating goes to the next one, and each such death is counted until it is done."""
+    """A sample whose worker stopped beating goes to the next one, and such a death is counted until it is done."""
     _put(queue, "a")
     queue.beat("one|with|bars", {}, ttl_s=0.05)
     queue.take(DATASET, "a", "one|with|bars")
     wait_until(lambda: not queue.living(["one|with|bars"]), 10, "the end of a heartbeat")
     second = queue.take(DATASET, "a", "two")
-    third = queue.take(DATASET, "a", "three")
-    assert [(taken.state, taken.deaths) for taken in (second, third)] == [("orphan", 1), ("orphan", 2)]
-    assert queue.take(DATASET, "a", "three").deaths == 2
+    assert (second.state, second.deaths, queue.take(DATASET, "a", "two").deaths) == ("orphan", 1, 1)
     queue.finish(DATASET, [Done("a", Kind.FAILED)])
     _put(queue, "a")
     assert queue.take(DATASET, "a", "four").deaths == 0
@@ -159,7 +162,7 @@ def test_finish_keeps_the_books(queue: Queue) -> None:
     waiting = queue.waiting(DATASET)
     assert (waiting.prompts, waiting.again_failed, waiting.again_rejected) == (1, 0, 1)
     assert queue.client.hkeys(queue.keys.flights(DATASET)) == [b"c"]
-    assert queue.rates(DATASET) == {
+    assert queue.tally.look(DATASET).seconds == {
         1000: {"accepted": 2, "rejected": 1, "failed": 1, "tokens": 15},
         1001: {"accepted": 1},
     }
@@ -173,7 +176,7 @@ def test_forget_counts_nothing(queue: Queue) -> None:
     queue.forget(DATASET, [])
     waiting = queue.waiting(DATASET)
     assert (waiting.prompts, waiting.in_flight, waiting.orphaned, waiting.again_failed) == (1, 0, 0, 0)
-    assert queue.rates(DATASET) == {}
+    assert queue.tally.look(DATASET).seconds == {}
 
 
 def test_old_rates_are_forgotten(queue: Queue) -> None:
@@ -181,9 +184,9 @@ def test_old_rates_are_forgotten(queue: Queue) -> None:
     now = int(time.time())
     for at in (now - 2000, now - 1000, now - 300, now):
         queue.finish(DATASET, [Done("a", Kind.ACCEPTED, 1)], at=at)
-    queue.trim_rates(DATASET)
-    assert sorted(queue.rates(DATASET)) == [now - 300, now]
-    queue.trim_rates("nobody")
+    queue.tally.trim(DATASET)
+    assert sorted(queue.tally.look(DATASET).seconds) == [now - 300, now]
+    queue.tally.trim("nobody")
 
 
 # Pausing
@@ -216,7 +219,7 @@ def test_waiting_tells_flights_from_orphans(queue: Queue) -> None:
     queue.client.hset(queue.keys.flights(DATASET), "a", f"me|{time.time() - 100:.0f}")
     waiting = queue.waiting(DATASET)
     assert (waiting.prompts, waiting.in_flight, waiting.orphaned) == (4, 2, 1)
-    assert waiting.oldest_in_flight_s == pytest.approx(100, abs=20)
+    assert waiting.ages[0] == pytest.approx(100, abs=20)
 
 
 def test_workers_come_and_go(queue: Queue) -> None:

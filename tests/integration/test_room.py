@@ -10,7 +10,7 @@ from app import broker as brokers
 from app.places import Keys
 from app.queue import Queue
 from app.records import Sample
-from producer.room import Room
+from app.room import Room
 from tests.conftest import RedisFactory
 from tests.support.redis_server import RedisServer
 

@@ -15,10 +15,11 @@ from app.broker import BrokerUrl
 from app.ledger import Ledger, Pen
 from app.places import Keys, dataset_folder, endpoint_name
 from app.progress import take_snapshot
-from app.queue import Done, Queue
+from app.queue import Queue
 from app.records import Kind, Sample
 from app.settings import GenerationSettings
 from app.snapshot import Snapshot, State
+from app.tally import Done
 from producer import status
 from tests.conftest import Broker, RedisFactory
 from tests.support.jsonl_check import parse_strict
@@ -61,7 +62,7 @@ def record(queue: Queue, ledger: Ledger, id_: str, kind: Kind = Kind.ACCEPTED, *
     """Do what a recorder does."""
     line = {"id": id_, "reason": reason or None, "usage": {"completion_tokens": 100}}
     ledger.commit([Pen(kind, id_, json.dumps(line).encode() + b"\n", reason, tokens=100)])
-    queue.finish("d", [Done(id_, kind, 100)], at=at)
+    queue.finish("d", [Done(id_, kind, 100, prompt_tokens=20, latency_s=1.5)], at=at)
 
 
 def balance(snapshot: Snapshot) -> dict[str, int]:
@@ -89,7 +90,7 @@ def test_a_run_from_queue_to_done(queue: Queue, ledger: Ledger, url: BrokerUrl, 
     queue.beat("w1", BEAT, ttl_s=60)
     snapshot = take_snapshot(queue, tmp_path, url=url)
     assert balance(snapshot)["queued"] == 10
-    assert snapshot.datasets["d"].eta_reason == "no finished sample yet in this run"
+    assert snapshot.datasets["d"].eta.reason == "no finished sample yet in this run"
     assert status.exit_code(snapshot) == 0
 
     start = time.time()
@@ -101,11 +102,19 @@ def test_a_run_from_queue_to_done(queue: Queue, ledger: Ledger, url: BrokerUrl, 
     counts, part = balance(snapshot), snapshot.datasets["d"]
     assert (counts["accepted"], counts["rejected"], counts["in_flight"], counts["queued"]) == (2, 1, 1, 6)
     assert part.reasons["rejected"] == {"too_short": 1}
-    assert (part.completion_tokens.total, part.completion_tokens.mean) == (200, 100.0)
-    assert part.rate.window_s is not None
-    assert part.rate.samples_per_s == pytest.approx(2 / part.rate.window_s, rel=0.01)
-    assert part.rate.tokens_per_s == pytest.approx(200 / part.rate.window_s, rel=0.01)
-    assert part.eta_s == pytest.approx(7 * part.rate.window_s / 3, rel=0.01)
+    assert (part.tokens.total, part.tokens.mean, part.tokens.prompt_total) == (200, 100.0, 60)
+    assert part.tokens.p95 == 100
+    assert (part.latency.mean_s, part.latency.count) == (1.5, 3)
+    now = part.rates.now
+    assert now.window_s is not None
+    assert now.samples_per_s == pytest.approx(2 / now.window_s, rel=0.01)
+    assert now.tokens_per_s == pytest.approx(200 / now.window_s, rel=0.01)
+    assert part.rates.run.samples_per_s == pytest.approx(2 / 6, rel=0.1)
+    assert part.eta.seconds is not None
+    assert part.eta.low_s is not None
+    assert part.eta.high_s is not None
+    assert 4 < part.eta.low_s < part.eta.seconds < part.eta.high_s < 40, "six that take about 1.5 s, one after another"
+    assert part.eta.at == pytest.approx(start + 6 + part.eta.seconds, abs=1)
     assert status.exit_code(snapshot) == 0
 
     for id_ in ids[3:9]:
@@ -127,7 +136,7 @@ def test_a_worker_that_died_leaves_orphans(queue: Queue, ledger: Ledger, tmp_pat
     queue.part("w1")
     snapshot = take_snapshot(queue, tmp_path)
     assert (balance(snapshot)["orphaned"], snapshot.totals.state) == (2, State.WAITING)
-    assert (snapshot.totals.eta_s, snapshot.totals.rate.samples_per_s) == (None, 0.0)
+    assert (snapshot.totals.eta.seconds, snapshot.totals.rates.now.samples_per_s) == (None, 0.0)
 
 
 def test_an_empty_redis_says_run_enqueue_again(queue: Queue, ledger: Ledger, broker: Broker, tmp_path: Path) -> None:
@@ -175,7 +184,7 @@ def test_a_paused_dataset_says_why(queue: Queue, ledger: Ledger, tmp_path: Path)
     queue.beat("w1", BEAT, ttl_s=60)
     queue.pause("d", "by hand")
     part = take_snapshot(queue, tmp_path).datasets["d"]
-    assert (part.state, part.eta_reason) == (State.PAUSED, "paused")
+    assert (part.state, part.eta.reason) == (State.PAUSED, "paused")
     assert "Paused: by hand." in part.notes
 
 

@@ -10,7 +10,11 @@ from tests.support.jsonl_check import assert_strict, check_jsonl, parse_strict
 from tests.support.mill import FINAL_KINDS, Mill
 from tests.support.processes import wait_until
 
-_SHARED = ("read", "refused", "samples", "accepted", "rejected", "failed", "queued", "in_flight", "missing")
+SHARED = (
+    *("read", "refused", "samples", "accepted", "rejected", "failed", "left", "queued", "in_flight", "missing"),
+    "orphaned",
+)
+"""The counts that every view tells, in the same words."""
 
 
 def balanced(mill: Mill, dataset: str = "case", **expected: int) -> dict[str, int]:
@@ -36,7 +40,7 @@ def all_balanced(mill: Mill, expected: Mapping[str, Mapping[str, int]]) -> dict[
         assert counts["samples"] == settled + counts["left"], counts
         assert counts["left"] == counts["queued"] + counts["in_flight"] + counts["missing"], counts
         assert {name: counts[name] for name in wanted} == dict(wanted), counts
-        assert {name: audits[dataset]["counts"][name] for name in _SHARED} == {name: counts[name] for name in _SHARED}
+        assert {name: audits[dataset]["counts"][name] for name in SHARED} == {name: counts[name] for name in SHARED}
         for kind in Kind:
             path = mill.folder(dataset).lines(kind)
             if path.exists():

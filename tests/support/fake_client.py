@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from app.records import Completion, Usage
-from workers.clients.base import Answer, CallFailed, Probe, Request
+from workers.clients.backends import UNKNOWN, Backend
+from workers.clients.base import PROBE_TIMEOUT_S, Answer, CallFailed, Probe, Request
 from workers.faults import Fault, FaultKind, make_fault
 
 Reply = Completion | Fault | FaultKind | Exception
@@ -42,11 +43,32 @@ class FakeClient:
         self.latency_s = latency_s
         self.gate: asyncio.Event | None = None
         """Holds back every reply until it is set."""
+        self.look_gate: asyncio.Event | None = None
+        """Holds back what every look finds until it is set."""
+        self.silent = False
+        """Whether it answers no look."""
+        self.metrics: bytes | None = b""
+        """Its /metrics page; empty: it has none."""
+        self.readings = 0
         self.requests: list[Request] = []
         self.probes = 0
         self.in_flight = 0
         self.peak_in_flight = 0
         self.closed = False
+        self.backend = UNKNOWN
+        self.refused: str | None = None
+        """What it would not act on."""
+        self.identified = 0
+
+    async def identify(self, *, again: bool = False) -> Backend:
+        """Return the backend that a test has set."""
+        self.identified += again
+        return self.backend
+
+    def refusal(self, request: Request) -> str | None:
+        """Refuse what a test has set."""
+        assert request.model
+        return self.refused
 
     async def complete(self, request: Request) -> Answer:
         """Reply with the script's next step."""
@@ -72,12 +94,22 @@ class FakeClient:
             raise reply
         return reply
 
-    async def probe(self) -> Probe:
-        """Tell whether it is alive."""
+    async def probe(self, *, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
+        """Tell whether it is alive; one that is silent lets every look time out, at once."""
         self.probes += 1
+        if self.look_gate is not None:
+            await self.look_gate.wait()
+        if self.silent:
+            return Probe(alive=False, words=f"no answer within {timeout_s:g} s", timed_out=True)
         if not self.alive:
             return Probe(alive=False, words="nobody there")
         return Probe(alive=True, words="ok", models=self.models)
+
+    async def read_metrics(self, *, timeout_s: float) -> bytes | None:
+        """Return the page that a test has set."""
+        assert timeout_s > 0
+        self.readings += 1
+        return self.metrics
 
     async def close(self) -> None:
         """Note that it was closed."""

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.support.mill import Mill
@@ -44,14 +45,64 @@ class Point(enum.StrEnum):
     """Redis has the payloads and no ticket."""
     ENQUEUE_MID_PUBLISH = "enqueue-mid-publish"
     """Half of the tickets are on the queue."""
+    ENQUEUE_AFTER_PUBLISH = "enqueue-after-publish"
+    """A batch is queued; the next one is not begun."""
     IN_REBUILD = "in-rebuild"
     """The index takes in lines; its transaction is open."""
     IN_EXPORT = "in-export"
     """Rows are written; the file has not taken its name yet."""
+    BEFORE_RENAME = "before-rename"
+    """A new file is whole and durable; the old one still has its name."""
+    AFTER_RENAME = "after-rename"
+    """The new file has the old one's name; the index does not know it."""
+    REPAIR_BEGINS_COPY = "repair-begins-copy"
+    """The copy of a file is made and empty."""
+    REPAIR_IN_COPY = "repair-in-copy"
+    """Some lines are copied."""
+    REPAIR_BEFORE_QUARANTINE = "repair-before-quarantine"
+    """The copy is written; what it lacks is nowhere else yet."""
+    REPAIR_BEFORE_FORGET = "repair-before-forget"
+    """The files are mended; Redis' stale books are not."""
+    RECLASSIFY_IN_COPY = "reclassify-in-copy"
+    """Some records are written with their new verdicts, into the prepared files."""
+    RECLASSIFY_BEFORE_JOURNAL = "reclassify-before-journal"
+    """The prepared files are whole and durable; nothing says that they count."""
+    RECLASSIFY_BEFORE_BOOKS = "reclassify-before-books"
+    """The files are the new ones; Redis has not heard of it."""
 
 
 WRITE_POINTS = (Point.BEFORE_WRITE, Point.INSIDE_WRITE, Point.AFTER_FSYNC, Point.BEFORE_BOOKS, Point.BEFORE_ACK)
 """The points of a sample's way from the answer to the ack, in order."""
+REPAIR_POINTS = (
+    (Point.REPAIR_BEGINS_COPY, 1),
+    (Point.REPAIR_IN_COPY, 3),
+    (Point.REPAIR_BEFORE_QUARANTINE, 1),
+    (Point.INSIDE_WRITE, 1),
+    (Point.AFTER_FSYNC, 1),
+    (Point.BEFORE_RENAME, 1),
+    (Point.AFTER_RENAME, 1),
+    (Point.IN_REBUILD, 3),
+    (Point.BEFORE_WRITE, 1),
+    (Point.INSIDE_WRITE, 2),
+    (Point.AFTER_FSYNC, 2),
+    (Point.REPAIR_BEFORE_FORGET, 1),
+    (Point.ENQUEUE_MID_PUBLISH, 1),
+)
+"""The points of a repair in order, each with how often it is come to: first the quarantine file is written, then a lost
+line of samples.jsonl."""
+
+RECLASSIFY_POINTS = (
+    (Point.RECLASSIFY_IN_COPY, 2),
+    (Point.RECLASSIFY_BEFORE_JOURNAL, 1),
+    (Point.BEFORE_RENAME, 1),
+    (Point.AFTER_RENAME, 1),
+    (Point.AFTER_RENAME, 2),
+    (Point.AFTER_RENAME, 3),
+    (Point.AFTER_RENAME, 4),
+    (Point.IN_REBUILD, 1),
+    (Point.RECLASSIFY_BEFORE_BOOKS, 1),
+)
+"""The points of a reclassify in order; its journal is renamed first, then the accepted, the rejected, the manifest."""
 
 
 def worker_that_dies(mill: Mill, point: Point, *, nth: int = 1, concurrency: int = 4) -> ManagedProcess:
@@ -144,7 +195,10 @@ def _place(point: Point) -> tuple[Any, str, Callable[[int, Callable[..., Any]], 
     import kombu.transport.redis  # noqa: PLC0415  heavy, and the parent needs none of these
 
     import app.celery  # noqa: PLC0415
+    import app.exchange  # noqa: PLC0415
     import producer.export.run  # noqa: PLC0415
+    import producer.judgements  # noqa: PLC0415
+    import producer.rewrite  # noqa: PLC0415
     from app import jsonl  # noqa: PLC0415
     from app.index import IndexTransaction  # noqa: PLC0415
     from app.ledger import Ledger  # noqa: PLC0415
@@ -161,6 +215,16 @@ def _place(point: Point) -> tuple[Any, str, Callable[[int, Callable[..., Any]], 
         Point.ENQUEUE_BEFORE_PUT: (Queue, "put", _kill_before),
         Point.ENQUEUE_BEFORE_PUBLISH: (app.celery, "publish", _kill_before),
         Point.ENQUEUE_MID_PUBLISH: (app.celery, "publish", _kill_inside_publish),
+        Point.ENQUEUE_AFTER_PUBLISH: (app.celery, "publish", _kill_after),
+        Point.BEFORE_RENAME: (Path, "replace", _kill_before),
+        Point.AFTER_RENAME: (Path, "replace", _kill_after),
+        Point.REPAIR_BEGINS_COPY: (producer.rewrite, "_sort", _kill_before),
+        Point.REPAIR_IN_COPY: (producer.rewrite._Scratch, "is_first", _kill_after),
+        Point.REPAIR_BEFORE_QUARANTINE: (producer.rewrite, "_quarantine", _kill_before),
+        Point.REPAIR_BEFORE_FORGET: (Queue, "forget", _kill_before),
+        Point.RECLASSIFY_IN_COPY: (producer.judgements, "relabel", _kill_after),
+        Point.RECLASSIFY_BEFORE_JOURNAL: (app.exchange, "exchange", _kill_before),
+        Point.RECLASSIFY_BEFORE_BOOKS: (Queue, "register", _kill_before),
         Point.IN_REBUILD: (IndexTransaction, "merge", _kill_after),
         Point.IN_EXPORT: (producer.export.run._Tally, "take", _kill_after),
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import random
+import signal
 import time
 import uuid
 from collections import Counter
@@ -14,6 +16,8 @@ from typing import Any
 
 from tests.support.model_rules import Rule, RuleBook, ServerOptions
 from tests.support.model_shapes import chat_answer, error_body, last_user_text, refuse, to_json
+from tests.support.model_tokens import GENERATE_PATH, TOKENS_PATH, prompt_ids, refuse_tokens, tokens_answer, user_text
+from tests.support.model_tokens import PATHS as TOKEN_PATHS
 from tests.support.model_wire import Connection, HttpReply, HttpRequest
 
 CHAT_PATH = "/v1/chat/completions"
@@ -47,6 +51,10 @@ class Engine:
         self.in_flight = 0
         self.peak_in_flight = 0
         self.aborted = 0
+        self.aborts: list[str] = []
+        self._running: set[str] = set()
+        self._rids: dict[int, str] = {}
+        self._forgotten = 0
         self._keep_requests = keep_requests
         self._counts: Counter[str] = Counter()
         self._paths: Counter[str] = Counter()
@@ -79,19 +87,32 @@ class Engine:
     def begin(self, request: HttpRequest) -> HttpReply:
         """Decide the reply to a request that has just arrived."""
         self._paths[request.path] += 1
-        if request.path == CHAT_PATH and request.method == "POST":
+        if self._generates(request):
             self._move(1)
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
-            return self._chat(request)
+            reply = self._chat(request) if request.path == CHAT_PATH else self._tokens_in(request)
+            self._forgotten += reply.forget
+            return dataclasses.replace(reply, hang=True) if self.options.hangs else reply
+        if self.options.hangs == "everything":
+            return HttpReply(hang=True)
         if not self._allowed(request):
             return self._error(401, None)
+        if request.path == "/abort_request" and request.method == "POST" and self.options.dialect == "sglang":
+            self.aborts.append(str((_parse_json(request.body) or {}).get("rid")))
+            return HttpReply()
         return self._get(request)
+
+    def _generates(self, request: HttpRequest) -> bool:
+        path = GENERATE_PATH if self.options.dialect == "sglang" else TOKENS_PATH
+        return request.method == "POST" and request.path in {CHAT_PATH, path}
 
     def finish(self, request: HttpRequest, reply: HttpReply, *, sent: bool) -> None:
         """Note that the reply was sent, or that the client went away before."""
-        if request.path != CHAT_PATH or request.method != "POST":
+        if not self._generates(request):
             return
         self._move(-1)
+        self._running.discard(self._rids.pop(id(request), ""))
+        self._forgotten -= reply.forget
         if sent:
             self._statuses[reply.status] += 1
         else:
@@ -101,7 +122,7 @@ class Engine:
         """Return the tallies; `busy_s` is the time integral of the requests in flight, in seconds, up to `now_s`."""
         now = time.monotonic()
         return {
-            "total": self._paths[CHAT_PATH],
+            "total": sum(self._paths[path] for path in (CHAT_PATH, *TOKEN_PATHS)),
             "in_flight": self.in_flight,
             "peak_in_flight": self.peak_in_flight,
             "aborted": self.aborted,
@@ -144,7 +165,29 @@ class Engine:
             return self._error(503, None)
         return self._apply(self.rules.pick(key, body), body, request)
 
+    def _tokens_in(self, request: HttpRequest) -> HttpReply:
+        body = _parse_json(request.body)
+        ids = prompt_ids(request.path, body)
+        key = user_text(ids or [])
+        self._counts[key[:_KEY_CHARS]] += 1
+        if self._keep_requests:
+            self.seen.append(SeenRequest(request.path, body, request.headers, time.time(), key))
+        if not self._allowed(request):
+            return self._error(401, None)
+        refusal = refuse_tokens(request.path, body, self.options)
+        if refusal is not None:
+            return self._error(refusal.status, refusal.message, refusal.param)
+        rid = str(body.get("rid") or "")
+        if rid and rid in self._running:
+            return self._error(400, f"Duplicate request ID detected: {rid}")
+        if rid:
+            self._running.add(rid)
+            self._rids[id(request)] = rid
+        return self._apply(self.rules.pick(key, body), body, request)
+
     def _apply(self, rule: Rule, body: dict[str, Any], request: HttpRequest) -> HttpReply:
+        if rule.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
         return HttpReply(
             status=rule.status,
             body=self._body(rule, body, request),
@@ -152,7 +195,8 @@ class Engine:
             headers=rule.headers,
             delay_s=self._latency_s() if rule.delay_s is None else rule.delay_s,
             drop=rule.drop,
-            hang=rule.hang,
+            hang=rule.hang or rule.forget,
+            forget=rule.forget,
             endless=rule.endless,
         )
 
@@ -163,6 +207,12 @@ class Engine:
             dialect = rule.dialect or self.options.dialect
             return error_body(rule.status, rule.message, dialect=dialect, model=str(body.get("model")))
         given_id = request.headers.get("x-request-id") or body.get("request_id") or uuid.uuid4().hex
+        if request.path in TOKEN_PATHS:
+            given_id = body.get("rid") or given_id
+            made = tokens_answer(request.path, body, rule, options=self.options, request_id=given_id)
+            self._tokens["prompt"] += made.prompt_tokens
+            self._tokens["generation"] += made.completion_tokens
+            return made.body
         answer = chat_answer(body, rule, options=self.options, request_id=f"chatcmpl-{given_id}")
         self._tokens["prompt"] += answer.prompt_tokens
         self._tokens["generation"] += answer.completion_tokens
@@ -186,17 +236,25 @@ class Engine:
             return HttpReply(status=405, body=to_json({"detail": "Method Not Allowed"}))
         if request.path in {"/health", "/ping"}:
             return HttpReply(status=200 if self.options.healthy else 503)
-        if request.path == "/metrics":
+        if request.path == "/metrics" and self.options.metrics:
             return HttpReply(body=self._metrics().encode(), content_type="text/plain; version=0.0.4; charset=utf-8")
         documents: dict[str, Callable[[], dict[str, Any]]] = {
             "/v1/models": self._models,
-            "/version": lambda: {"version": "0.33.0"},
             "/__stats": self.stats,
             "/__counts": lambda: dict(self._counts),
         }
+        if self.options.dialect == "sglang":
+            documents["/server_info"] = self._server_info
+        else:
+            documents["/version"] = lambda: {"version": "0.33.0"}
         if request.path not in documents:
             return HttpReply(status=404, body=to_json({"detail": "Not Found"}))
         return HttpReply(body=to_json(documents[request.path]()))
+
+    def _server_info(self) -> dict[str, Any]:
+        model = self.options.model
+        states = [{"last_gen_throughput": 0.0, "memory_usage": {}}]
+        return {"version": "0.5.23", "model_path": model, "tokenizer_path": model, "internal_states": states}
 
     def _models(self) -> dict[str, Any]:
         model = {
@@ -213,7 +271,7 @@ class Engine:
     def _metrics(self) -> str:
         labels = f'{{engine="0",model_name="{self.options.model}"}}'
         values = {
-            "num_requests_running": self.in_flight,
+            "num_requests_running": self.in_flight - self._forgotten,
             "num_requests_waiting": 0,
             "kv_cache_usage_perc": min(1.0, self.in_flight / 1000),
             "prompt_tokens_total": self._tokens["prompt"],

@@ -16,6 +16,7 @@ ECHO = "echo: {user}"
 
 Dialect = Literal["vllm", "sglang"]
 Drop = Literal["before", "headers", "middle", "after", "reset"]
+Hang = Literal["everything", "generation"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,10 @@ class Rule:
     reset the connection instead of answering."""
     hang: bool = False
     """Never answer."""
+    kill: bool = False
+    """Kill the server's process with SIGKILL as the request comes in; only where it has one of its own."""
+    forget: bool = False
+    """Never answer, and count the request in /metrics no more."""
     endless: bool = False
     """Send body bytes until the client goes away."""
 
@@ -103,6 +108,10 @@ class ServerOptions:
     """Honour return_token_ids; False ignores it, as old servers do."""
     healthy: bool = True
     """False makes /health answer 503."""
+    hangs: Hang | None = None
+    """Take connections and answer nothing, or nothing but health checks and the like."""
+    metrics: bool = True
+    """False answers /metrics with 404."""
 
 
 class RuleBook:

@@ -3,7 +3,8 @@
 In a test:       with ModelServer(rules=[Rule(match="slow", delay_s=2)]) as server: ... server.url, server.requests
 As a program:    python -m tests.support.model_server --port 8000 --latency 2 --sigma 0.5
 
-Besides the chat endpoint it serves /health, /v1/models, /version and /metrics as vLLM does, `GET /__stats` (the
+Besides the chat endpoint it serves /health, /v1/models, /version, /metrics and /inference/v1/generate as vLLM does, or
+/generate, /abort_request and /server_info as SGLang does (by its dialect), `GET /__stats` (the
 tallies as JSON) and `GET /__counts` (requests by last user text). One core answers several thousand requests a second.
 """
 
@@ -152,6 +153,11 @@ class ModelServer:
     def aborted(self) -> int:
         """Chat requests whose client went away before the answer."""
         return self._engine.aborted
+
+    @property
+    def aborts(self) -> tuple[str, ...]:
+        """The request ids that `/abort_request` named, oldest first."""
+        return tuple(self._engine.aborts)
 
     @property
     def accepted_connections(self) -> int:

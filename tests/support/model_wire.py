@@ -41,6 +41,8 @@ class HttpReply:
     delay_s: float = 0.0
     drop: Drop | None = None
     hang: bool = False
+    forget: bool = False
+    """Whether it counts no more from now on."""
     endless: bool = False
 
     def head(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,11 +18,12 @@ _ANSWER_TIMEOUT_S = 10.0
 class ServerProcess:
     """`python -m tests.support.model_server` on a port that it keeps over restarts."""
 
-    def __init__(self, folder: Path, *, latency_s: float) -> None:
-        """Take a folder for its log and the seconds that an answer takes; nothing is started yet."""
+    def __init__(self, folder: Path, *, latency_s: float, rules: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Take a folder for its log, the seconds that an answer takes, and rules; nothing is started yet."""
         self.port = free_port()
         self._folder = folder
         self._latency_s = latency_s
+        self._rules = list(rules)
         self._process: ManagedProcess | None = None
 
     def __enter__(self) -> Self:
@@ -46,6 +48,11 @@ class ServerProcess:
     def start(self) -> Self:
         """Start it, on the same port as before, and wait until it listens."""
         words = ["--port", str(self.port), "--latency", str(self._latency_s)]
+        if self._rules:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = self._folder / "model-server.rules.json"
+            file.write_text(json.dumps({"rules": self._rules}), encoding="utf-8")
+            words += ["--rules", str(file)]
         command = [sys.executable, "-m", "tests.support.model_server", *words]
         self._process = ManagedProcess(command, log_dir=self._folder, name="model-server")
         self._process.wait_for_output("listening")

@@ -14,12 +14,13 @@ import msgspec
 import pytest
 import typer.main
 
-from app import places, records, settings
+from app import history, places, records, settings, snapshot, verdict
+from app.dashboard import metrics_names
 from producer import refusals
 from producer.adapters import registry
 from producer.cli import cli
 from producer.export import formats
-from workers import faults, verdict
+from workers import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -103,10 +104,66 @@ def test_the_record_table_equals_the_record() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("heading", "struct"),
+    [
+        ("The snapshot", snapshot.Snapshot),
+        ("A part", snapshot.Part),
+        ("Counts", snapshot.Counts),
+        ("A rate", snapshot.Rate),
+        ("Latency", snapshot.Latency),
+        ("Tokens", snapshot.Tokens),
+        ("ETA", snapshot.Eta),
+        ("An endpoint", snapshot.Endpoint),
+        ("A point", history.Point),
+    ],
+)
+def test_the_numbers_for_machines_are_explained(heading: str, struct: type[msgspec.Struct]) -> None:
+    """Every field of a snapshot and of a point is documented, and no other is."""
+    text = section("status-json.md", heading)
+    documented = re.findall(
+        r"`(\w+)`", " ".join(line.split(" | ")[0] for line in text.splitlines() if line[:3] == "| `")
+    )
+    real = [field.encode_name for field in msgspec.structs.fields(struct)]
+    config = struct.__struct_config__
+    assert sorted(documented) == sorted(real if config.tag_field is None else [config.tag_field, *real])
+
+
+def test_the_metrics_table_equals_the_metrics() -> None:
+    """Every metric stands in the table in the order of the page, with its type, unit, labels and its own help."""
+    real = [
+        [
+            f"`{family.full_name}`",
+            family.type.value,
+            family.unit or "-",
+            ", ".join(f"`{label}`" for label in family.labels) or "-",
+            family.meaning,
+        ]
+        for family in metrics_names.FAMILIES.values()
+    ]
+    assert list(rows(section("metrics.md", "What they mean"))) == real
+
+
+def test_the_alerts_table_names_every_alert() -> None:
+    """Every rule of deploy/ is explained, and no other."""
+    text = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    explained = re.findall(r"`(Promptmill\w+)`", section("metrics.md", "Alerts"))
+    assert sorted(explained) == sorted(re.findall(r"alert: (\w+)", text))
+
+
 def test_the_files_table_names_every_file() -> None:
     """Every file of a dataset folder is in the table."""
     folder = places.DatasetFolder(Path("x"))
-    others = (folder.manifest, folder.index, folder.torn, folder.progress, folder.progress_log, folder.lock)
+    others = (
+        folder.manifest,
+        folder.index,
+        folder.shared_index,
+        folder.torn,
+        folder.progress,
+        folder.progress_log,
+        folder.lock,
+    )
+    others += (folder.quarantine, folder.repair_lock, folder.journal)
     expected = {*places.FILE_OF_KIND.values(), *(path.name for path in others)}
     assert set(names_in(section("files.md", "The dataset folder"))) == expected
 

@@ -11,6 +11,7 @@ import msgspec
 
 from app.records import Completion, Usage
 from workers.clients.base import CallFailed
+from workers.clients.texts import CLOSING, OPENING, Parts, holds_call_markup, split_channels, split_think, take_apart
 from workers.faults import FaultKind, classify_error_body, make_fault
 from workers.wording import quote_start
 
@@ -18,7 +19,6 @@ SPLIT_FROM_CONTENT = "content"
 """The reasoning field's name where the server left the reasoning in the content and it was split off here."""
 
 _FINISHED = frozenset({"stop", "length", "tool_calls", "content_filter"})
-_OPENING, _CLOSING = "<think>", "</think>"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HTML = re.compile(rb"\s*<(!doctype|html|head|body)", re.IGNORECASE)
 _IDS = list[int]
@@ -34,12 +34,12 @@ def decode_answer(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         answer = _decode_leniently(body)
     if not isinstance(answer, dict):
-        _refuse("the answer is no JSON object", body)
+        refuse("the answer is no JSON object", body)
     return answer
 
 
-def parse_chat_answer(body: dict[str, Any]) -> Completion:
-    """Return the completion of a decoded chat answer: its first choice.
+def parse_chat_answer(body: dict[str, Any], *, tools: bool = False) -> Completion:
+    """Return the completion of a decoded chat answer: its first choice. `tools`: the request offered some.
 
     What decides whether the answer is usable (choice, message, texts, tool calls, finish reason) must have the
     right type; of the rest (usage, ids, names) whatever has a wrong type is unknown, hence None.
@@ -48,61 +48,99 @@ def parse_chat_answer(body: dict[str, Any]) -> Completion:
     if body.get("error") or body.get("object") == "error":
         raise CallFailed(classify_error_body(body))
     choice, message = _choice_and_message(body)
-    finish_reason = _finish_reason(choice, body)
-    content, thoughts = _content(message.get("content"), body)
+    finish_reason = finished(choice.get("finish_reason"), body)
+    verbose = body.get("__verbose")
+    raw, prompt = (
+        _str_or_none(verbose.get(key)) if isinstance(verbose, dict) else None for key in ("content", "prompt")
+    )
+    text, thoughts = _content(message.get("content"), body)
     reasoning, field = _reasoning(message, body)
+    parts = Parts(reasoning, text)
     if reasoning is None and thoughts:
-        reasoning, field = thoughts, SPLIT_FROM_CONTENT
-    if reasoning is None and content and (split := split_think(content)):
-        (reasoning, content), field = split, SPLIT_FROM_CONTENT
-    tool_calls = _tool_calls(message.get("tool_calls"), body)
-    usage = _usage(body.get("usage"))
-    # A single token may be the end token alone: then the model really said nothing.
-    if not (content or reasoning or tool_calls) and (usage.completion_tokens or 0) > 1:
-        words = f"{usage.completion_tokens} tokens were generated, but no text came; the answer starts"
-        raise CallFailed(make_fault(FaultKind.EMPTY_ANSWER, f"{words}: {quote_start(body)}", status=200))
+        parts, field = Parts(thoughts, text), SPLIT_FROM_CONTENT
+    elif reasoning is None and text and (split := _split(text)):
+        parts, field = split, SPLIT_FROM_CONTENT if split.reasoning else None
+        raw = text if raw is None and not split.plain else raw
+    tool_calls = _tool_calls(message.get("tool_calls"), body) or parts.calls
+    usage = read_usage(body.get("usage"))
+    if not (parts.content or parts.reasoning or tool_calls):
+        refuse_silence(usage.completion_tokens, body)
     stop_reason = choice.get("stop_reason", choice.get("matched_stop"))
-    return Completion(
-        content=content,
-        reasoning=reasoning,
+    completion = Completion(
+        content=parts.content,
+        reasoning=parts.reasoning,
         reasoning_field=field,
         tool_calls=tool_calls,
         finish_reason=finish_reason,
         stop_reason=stop_reason if isinstance(stop_reason, str) or _is_int(stop_reason) else None,
-        prompt_token_ids=_ids(body.get("prompt_token_ids")) or _ids(choice.get("prompt_token_ids")),
+        unparsed_calls=tools and tool_calls is None and holds_call_markup(parts.content),
+        raw=None if raw in derivable(parts) else raw,
+        prompt_token_ids=read_ids(body.get("prompt_token_ids")) or read_ids(choice.get("prompt_token_ids")),
         output_ids=_output_ids(choice, body),
         usage=usage,
         model=_str_or_none(body.get("model")),
         response_id=_str_or_none(body.get("id")),
     )
+    return all_thought(completion) if prompt and prompt.rstrip().endswith(OPENING) else completion
 
 
-def split_think(content: str) -> tuple[str, str] | None:
-    """Split content that a server without a reasoning parser returned whole into reasoning and content.
+def all_thought(completion: Completion) -> Completion:
+    """Return an answer to a prompt that opened a thought: a text that no tag parts was thought from end to end."""
+    text = completion.content or ""
+    if completion.reasoning is not None or completion.tool_calls or not text or OPENING in text or CLOSING in text:
+        return completion
+    return msgspec.structs.replace(completion, content=None, reasoning=text, reasoning_field=SPLIT_FROM_CONTENT)
 
-    Some templates put the opening tag into the prompt, so a lone closing tag splits too. Text is never changed, only
-    the tags are taken out. None: there is nothing to split, or it is unclear where (several tags, or a closing tag
-    in quotes), and then the tags stay for the verdict to see.
+
+def derivable(parts: Parts) -> tuple[str | None, ...]:
+    """Return the whole texts that reasoning and content say already, so that a record need not repeat them."""
+    content = parts.content or ""
+    if parts.calls:
+        return ("",)
+    if parts.reasoning is None:
+        return ("", content)
+    closed = f"{parts.reasoning}{CLOSING}{content}"
+    cut = () if content else (parts.reasoning, OPENING + parts.reasoning)
+    return ("", closed, OPENING + closed, *cut)
+
+
+def refuse_silence(completion_tokens: int | None, body: Any) -> None:
+    """Raise CallFailed (empty_answer) where tokens were generated and no text came.
+
+    A single token may be the end token alone: then the model really said nothing.
     """
-    head, closing, tail = content.partition(_CLOSING)
-    if not closing or _CLOSING in tail or _OPENING in tail:
-        return None
-    before, opening, thoughts = head.partition(_OPENING)
-    if opening:
-        return None if before.strip() or _OPENING in thoughts else (thoughts, tail)
-    quoted = head[-1:] in {"`", '"', "'"} and tail[:1] == head[-1:]
-    return None if quoted else (head, tail)
+    if (completion_tokens or 0) > 1:
+        words = f"{completion_tokens} tokens were generated, but no text came; the answer starts"
+        raise CallFailed(make_fault(FaultKind.EMPTY_ANSWER, f"{words}: {quote_start(body)}", status=200))
+
+
+def finished(reason: Any, body: Any) -> str:
+    """Return a finish reason that ends an answer; raises CallFailed for every other one."""
+    if reason is not None and not isinstance(reason, str):
+        refuse("the answer's finish_reason is no string", body)
+    if reason in _FINISHED:
+        return str(reason)
+    kind = FaultKind.ABORTED if reason == "abort" else FaultKind.UNFINISHED
+    words = f"the answer ended with finish_reason {json.dumps(reason)}; it starts: {quote_start(body)}"
+    raise CallFailed(make_fault(kind, words, status=200))
+
+
+def _split(text: str) -> Parts | None:
+    """Split content whose reasoning the server has left in it; None: there is none, or it is unclear where."""
+    if (channels := split_channels(text)) is not None:
+        return channels
+    return take_apart(text, opened=False, tools=False) if split_think(text) else None
 
 
 def _decode_leniently(body: bytes) -> Any:
     if not body.strip():
-        _refuse("the answer is empty", body)
+        refuse("the answer is empty", body)
     if _HTML.match(body):
-        _refuse("the answer is an HTML page", body)
+        refuse("the answer is an HTML page", body)
     try:
         return _strict(json.loads(body.decode("utf-8-sig", "replace"), parse_constant=lambda _name: None))
     except (ValueError, RecursionError):
-        _refuse("the answer is not JSON, or only the start of it", body)
+        refuse("the answer is not JSON, or only the start of it", body)
 
 
 def _strict(value: Any) -> Any:
@@ -116,7 +154,8 @@ def _strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _refuse(why: str, body: Any) -> Never:
+def refuse(why: str, body: Any) -> Never:
+    """Raise CallFailed (bad_answer): success was signalled, but this is no answer."""
     start = quote_start(body) or "nothing"
     raise CallFailed(make_fault(FaultKind.BAD_ANSWER, f"HTTP 200, but {why}; it starts: {start}", status=200))
 
@@ -124,27 +163,16 @@ def _refuse(why: str, body: Any) -> Never:
 def _choice_and_message(body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
-        _refuse("the answer has no choices", body)
+        refuse("the answer has no choices", body)
     choice = choices[0]
     if not isinstance(choice, dict):
-        _refuse("the answer's choice is no object", body)
+        refuse("the answer's choice is no object", body)
     if choice.get("error"):
         raise CallFailed(classify_error_body(choice))
     message = choice.get("message")
     if not isinstance(message, dict):
-        _refuse("the answer's choice has no message", body)
+        refuse("the answer's choice has no message", body)
     return choice, message
-
-
-def _finish_reason(choice: dict[str, Any], body: dict[str, Any]) -> str:
-    reason = choice.get("finish_reason")
-    if reason is not None and not isinstance(reason, str):
-        _refuse("the answer's finish_reason is no string", body)
-    if reason in _FINISHED:
-        return str(reason)
-    kind = FaultKind.ABORTED if reason == "abort" else FaultKind.UNFINISHED
-    words = f"the answer ended with finish_reason {json.dumps(reason)}; it starts: {quote_start(body)}"
-    raise CallFailed(make_fault(kind, words, status=200))
 
 
 def _content(content: Any, body: dict[str, Any]) -> tuple[str | None, str]:
@@ -152,13 +180,13 @@ def _content(content: Any, body: dict[str, Any]) -> tuple[str | None, str]:
     if content is None or isinstance(content, str):
         return content, ""
     if not isinstance(content, list):
-        _refuse("the answer's content is neither text nor parts", body)
+        refuse("the answer's content is neither text nor parts", body)
     texts: list[str] = []
     thoughts: list[str] = []
     for part in content:
         text = part if isinstance(part, str) else _part_text(part)
         if text is None:
-            _refuse("the answer's content has a part without text", body)
+            refuse("the answer's content has a part without text", body)
         is_thought = isinstance(part, dict) and part.get("type") in {"thinking", "reasoning"}
         (thoughts if is_thought else texts).append(text)
     return "".join(texts), "".join(thoughts)
@@ -181,12 +209,12 @@ def _reasoning(message: dict[str, Any], body: dict[str, Any]) -> tuple[str | Non
     for name in ("reasoning", "reasoning_content"):
         text = message.get(name)
         if text is not None and not isinstance(text, str):
-            _refuse(f"the answer's {name} is no text", body)
+            refuse(f"the answer's {name} is no text", body)
         if text:
             return text, name
     details = message.get("reasoning_details")
     if details is not None and not isinstance(details, list):
-        _refuse("the answer's reasoning_details is no list", body)
+        refuse("the answer's reasoning_details is no list", body)
     # Encrypted details carry no text.
     text = "".join(filter(None, map(_part_text, details or ())))
     return (text, "reasoning_details") if text else (None, None)
@@ -196,11 +224,12 @@ def _tool_calls(calls: Any, body: dict[str, Any]) -> list[dict[str, Any]] | None
     if calls is None:
         return None
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        _refuse("the answer's tool_calls is no list of objects", body)
+        refuse("the answer's tool_calls is no list of objects", body)
     return calls or None
 
 
-def _usage(usage: Any) -> Usage:
+def read_usage(usage: Any) -> Usage:
+    """Return the token counts of an answer; what has a wrong type is unknown."""
     if not isinstance(usage, dict):
         return Usage()
     completion, prompt = usage.get("completion_tokens_details"), usage.get("prompt_tokens_details")
@@ -220,10 +249,10 @@ def _output_ids(choice: dict[str, Any], body: dict[str, Any]) -> list[int] | Non
         choice.get("response_token_ids"),
         verbose.get("tokens") if isinstance(verbose, dict) else None,
     )
-    return next(filter(None, map(_ids, candidates)), None)
+    return next(filter(None, map(read_ids, candidates)), None)
 
 
-def _ids(value: Any) -> list[int] | None:
+def read_ids(value: Any) -> list[int] | None:
     """Return a list of token ids, or None for anything else; servers that were not asked may send an empty list."""
     if not value:
         return None

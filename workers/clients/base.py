@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from app.records import Completion, Message
+from workers.clients.backends import Backend
 from workers.faults import Fault
 
 
@@ -54,6 +55,12 @@ class Probe:
     """The names of the models that it lists; empty where it lists none."""
     refuses: bool = False
     """Whether it is there but takes no requests with our key."""
+    timed_out: bool = False
+    """Whether it let the look wait in vain."""
+
+
+PROBE_TIMEOUT_S = 30.0
+"""Seconds for a look at a server; SGLang's /health generates a token and may take 20 s."""
 
 
 class Client(Protocol):
@@ -62,15 +69,31 @@ class Client(Protocol):
     name: str
     """The protocol's name, as records carry it."""
 
+    @property
+    def backend(self) -> Backend:
+        """What the server was found to be."""
+
+    async def identify(self, *, again: bool = False) -> Backend:
+        """Return what the server is, asking it the first time and whenever it may be another one (`again`).
+
+        Never raises: a server that does not answer in time counts as not recognised.
+        """
+
+    def refusal(self, request: Request) -> str | None:
+        """Return a sentence on what this server would not act on in the request, or None: it may be asked."""
+
     async def complete(self, request: Request) -> Answer:
         """Ask once and return the completion.
 
-        Raises CallFailed with a classified fault; anything else that it raises is a bug. Cancelling it closes the
-        connection, upon which servers stop generating.
+        Raises CallFailed with a classified fault, or MillError where this worker can ask the server nothing as it is
+        set up; anything else that it raises is a bug. Cancelling it makes the server stop generating.
         """
 
-    async def probe(self) -> Probe:
+    async def probe(self, *, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
         """Look at the server without generating anything; never raises for a server that is down."""
+
+    async def read_metrics(self, *, timeout_s: float) -> bytes | None:
+        """Return the server's `/metrics` page, empty where it has none; None where it does not answer in time."""
 
     async def close(self) -> None:
         """Close all connections."""

@@ -18,6 +18,7 @@ import httpx2
 from workers.clients.base import CallFailed
 from workers.faults import FaultKind, make_fault
 from workers.foreign import fault_of
+from workers.wording import quote_start
 
 KEEPALIVE_EXPIRY_S = 2.0
 """Below every server's own expiry (5 s for vLLM and SGLang), so that the server does not close a connection at the
@@ -91,13 +92,14 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             await self._session.close()
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        chunks = []
+        chunks: list[bytes] = []
         left = self._max_body_bytes
         while chunk := await response.content.readany():
             left -= len(chunk)
             if left < 0:
                 response.close()
-                message = f"the answer is larger than {self._max_body_bytes} bytes (MILL_MAX_BODY_MB)"
+                words = f"the answer is larger than {self._max_body_bytes} bytes (MILL_MAX_BODY_MB); it starts"
+                message = f"{words}: {quote_start(b''.join([*chunks, chunk][:8]))}"
                 raise CallFailed(make_fault(FaultKind.BAD_ANSWER, message, status=response.status))
             chunks.append(chunk)
         return b"".join(chunks)

@@ -92,7 +92,7 @@ def test_flower_is_local_and_shows_a_failed_sample_readably(
     assert found[0]["args"] == "news s-7"
     assert found[0]["uuid"] == "news:s-7"
     assert found[0]["exception"] == "timeout after 4 attempts: no answer within 1800 s"
-    wait_until(lambda: 'le="1800.0"' in get(port, "/metrics")[1], 30, "a bucket for half an hour")
+    wait_until(lambda: 'le="1800.0"' in get(port, "/metrics/flower")[1], 30, "a bucket for half an hour")
 
 
 def send_events(broker: Broker) -> None:

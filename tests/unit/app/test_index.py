@@ -29,6 +29,7 @@ def _entry(kind: Kind = Kind.ACCEPTED, *, reason: str = "", round_: int = 0, tok
 
 
 def _merge(index: Index, *rows: tuple[str, Entry]) -> int:
+    index.make()
     with index.transaction() as change:
         return change.merge(rows)
 
@@ -37,8 +38,7 @@ def test_new_index_is_empty(index: Index) -> None:
     """An index without lines knows nobody; one that was never written cannot be read."""
     with pytest.raises(sqlite3.OperationalError):
         index.look_up(["a"])
-    with index.transaction():
-        pass
+    index.make()
     assert index.look_up(["a"]) == {}
     assert index.page("") == []
     assert (index.totals().samples, index.duplicates(), index.bad_lines(), index.files()) == (0, 0, [], {})
@@ -113,6 +113,7 @@ def test_a_broken_transaction_changes_nothing(index: Index) -> None:
 def test_files_and_bad_lines_are_remembered(index: Index) -> None:
     """How a file looked, its duplicates and its bad lines are kept until the index is cleared."""
     state = FileState(10, 20, 30, b"tail\n")
+    index.make()
     with index.transaction() as change:
         change.set_file(Kind.ACCEPTED, state, duplicates=2)
         change.set_file(Kind.ACCEPTED, state._replace(size=11), duplicates=1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from app import jsonl
 from app.errors import DiskFullError, StoreError, UnwritableError
-from app.ledger import is_record
+from app.head import is_record
 from tests.support.folders import largest_file, mounted, pen, without_rights
 
 INSIDE = "a\u2028b\u2029c\x85d\x0be\x0cf\rg\r\nh\x1ci\x1dj\x1ek\0l\ufeff"

@@ -1,4 +1,4 @@
-"""A dataset folder's memory after commits, crashes and repairs in any order."""
+"""A dataset folder's memory after commits, crashes, edits by hand and repairs in any order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from app.ledger import Ledger, Pen
-from app.places import DatasetFolder
+from app.places import DatasetFolder, Keys
+from app.queue import Queue
 from app.records import Kind
 from tests.support.folders import fresh_picture, pen, picture
+from tests.support.redis_server import absent_redis
+from tests.support.repairs import begin, mend
 
+_ABSENT = Queue(absent_redis(), Keys("x:"))
 _ids = st.sampled_from(["a", "b", "c", "d", "e"])
 _pens = st.builds(
     pen,
@@ -36,6 +40,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.path = Path(tempfile.mkdtemp(dir=base))
         self.folder = DatasetFolder(self.path)
         self.ledger = Ledger.open(self.folder)
+        begin(self.ledger)
         self.recorded: set[str] = set()
         """Ids with an accepted line that nobody has cut since."""
 
@@ -79,6 +84,32 @@ class LedgerMachine(RuleBasedStateMachine):
         os.truncate(path, data.draw(st.integers(0, path.stat().st_size)))
         self.recorded.clear()
 
+    @rule(kind=st.sampled_from(Kind), data=st.data())
+    def edit_by_hand(self, kind: Kind, data: st.DataObject) -> None:
+        """Put the lines of a file into another order, leave some out or double some, in a file that takes its place."""
+        path = self.folder.lines(kind)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if not lines:
+            return
+        path.with_name("edited").write_bytes(b"".join(data.draw(st.lists(st.sampled_from(lines), max_size=6))))
+        path.with_name("edited").replace(path)
+        self.recorded.clear()
+
+    @rule()
+    def rebuild(self) -> None:
+        """Make the index anew."""
+        self.ledger.rebuild()
+
+    @rule()
+    def repair(self) -> None:
+        """Mend the files: no line is lost that was its id's, and none is left that is no record or repeats one."""
+        self.ledger.catch_up()
+        before = {id_: (entry.kind, entry.round) for id_, entry in self.ledger.entries()}
+        mend(_ABSENT, self.ledger)
+        assert {id_: (entry.kind, entry.round) for id_, entry in self.ledger.entries()} == before
+        assert (self.ledger.bad_lines(), self.ledger.duplicates()) == ([], 0)
+        assert picture(self.ledger) == fresh_picture(self.folder)
+
     @rule(all_of_it=st.booleans())
     def lose_the_index(self, all_of_it: bool) -> None:
         """Delete the index, with or without its logs."""
@@ -110,4 +141,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestAnyOrder = LedgerMachine.TestCase
-TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
+TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=15, deadline=None)

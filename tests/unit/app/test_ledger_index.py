@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from app import jsonl
 from app.errors import StoreError
 from app.ledger import Ledger
 from app.places import DatasetFolder
@@ -223,6 +224,24 @@ def test_duplicates_in_a_file_are_counted(ledger: Ledger, folder: DatasetFolder)
     ledger.commit([pen("c")])
     assert ledger.duplicates() == 2
     assert ledger.totals().samples == 3
+
+
+def test_an_index_that_is_deleted_within_a_commit(
+    ledger: Ledger, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index that goes away between the look at the files and the write is made anew with all lines, not with one."""
+    fill(ledger)
+    append = jsonl.append
+
+    def append_and_delete(path: Path, data: bytes) -> int:
+        folder.index.unlink()
+        return append(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "append", append_and_delete)
+        assert ledger.commit([pen("s6", tokens=3)]).new == [True]
+    assert ledger.commit([pen("s0"), pen("s6"), pen("s7")]).new == [False, False, True]
+    assert picture(ledger) == fresh_picture(folder)
 
 
 def test_many_lines_are_indexed_in_pieces(ledger: Ledger, folder: DatasetFolder) -> None:

@@ -148,9 +148,17 @@ def test_files_of_a_dataset() -> None:
         "rejected": "rejected.jsonl",
         "accepted": "raw_responses.jsonl",
     }
-    others = [folder.manifest, folder.index, folder.lock, folder.torn, folder.progress, folder.progress_log]
+    others = [
+        folder.manifest,
+        folder.index,
+        folder.shared_index,
+        folder.lock,
+        folder.torn,
+        folder.progress,
+        folder.progress_log,
+    ]
     assert {path.parent for path in others} == {Path("prepared/d")}
-    assert len({path.name for path in others} | {folder.lines(kind).name for kind in Kind}) == 11
+    assert len({path.name for path in others} | {folder.lines(kind).name for kind in Kind}) == 12
 
 
 def test_files_of_the_local_services() -> None:

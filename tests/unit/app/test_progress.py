@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -13,16 +14,20 @@ from hypothesis import strategies as st
 
 from app import manifest
 from app.errors import UsageError
+from app.histogram import collect, merge
+from app.history import read_points
 from app.index import Tally, Totals
 from app.ledger import Ledger, Pen
+from app.outlook import Scene
 from app.places import Keys, dataset_folder
 from app.progress import read_totals, scan_totals, take_snapshot, write_progress
 from app.queue import Queue, Waiting
-from app.reckoning import Findings, Scene, combine, count, dataset_part, measure
+from app.reckoning import Findings, combine, count, dataset_part
 from app.records import Kind
 from app.settings import GenerationSettings
-from app.snapshot import Counts, Endpoint, Rate, State
+from app.snapshot import Counts, Endpoint, Eta, Latency, Rate, Rates, State
 from app.surroundings import clock_time, find_obstacle
+from app.tally import Counted, Run, Stats
 from tests.support.jsonl_check import parse_strict
 from tests.support.redis_server import absent_redis
 
@@ -39,17 +44,27 @@ def totals(**kinds: int) -> Totals:
     return Totals({Kind(kind): Tally(n, 100 * n if kind == "accepted" else 0) for kind, n in kinds.items()}, {})
 
 
-def tallies(*, start: float, seconds: int, **per_second: int) -> dict[int, dict[str, int]]:
-    """Return the same tally for each second."""
-    return {int(start) + second: dict(per_second) for second in range(seconds)}
+def counted(
+    *, begin: float, start: float | None = None, seconds: int = 0, latency_s: float = 1.0, **per_second: int
+) -> Counted:
+    """Return what is counted of a run since `begin` whose seconds from `start` on are all alike."""
+    first = int(begin if start is None else start)
+    tallies = {first + second: dict(per_second) for second in range(seconds)}
+    accepted, rejected, failed = (seconds * per_second.get(kind, 0) for kind in ("accepted", "rejected", "failed"))
+    stats = Stats(
+        accepted=accepted,
+        rejected=rejected,
+        failed=failed,
+        tokens=seconds * per_second.get("tokens", 0),
+        latency=collect([latency_s] * (accepted + rejected)),
+    )
+    return Counted(seconds=tallies, stats=stats, run=Run(began=begin))
 
 
-def part_of(
-    found: Totals, waiting: Waiting | None = None, *, tally: dict[int, dict[str, int]] | None = None, **scene: Any
-) -> Any:
+def part_of(found: Totals, waiting: Waiting | None = None, *, done: Counted | None = None, **scene: Any) -> Any:
     """Return a dataset's numbers, with one worker running."""
     setting = {"now": NOW, "workers": [WORKER], **scene}
-    return dataset_part(Findings(found, waiting, tally or {}), Scene(**setting))
+    return dataset_part(Findings(found, waiting, done or Counted(run=Run(began=NOW - 10))), Scene(**setting))
 
 
 @given(small, small, small, small, small, small, small, small, small, small)
@@ -109,53 +124,51 @@ def test_without_redis_what_waits_is_unknown() -> None:
 
 def test_a_resumed_run_has_no_eta_before_its_first_sample() -> None:
     """900 samples of an earlier run give neither a rate nor an ETA."""
-    earlier = tallies(start=NOW - 40, seconds=30, accepted=30, tokens=3000)
-    part = part_of(totals(accepted=900, pending=100), Waiting(prompts=100, session=NOW), tally=earlier)
-    assert (part.rate.samples_per_s, part.eta_s) == (None, None)
-    assert part.eta_reason == "no finished sample yet in this run"
+    before = counted(begin=NOW - 60, start=NOW - 40, seconds=30, accepted=30, tokens=3000)
+    resumed = Counted(seconds=before.seconds, stats=before.stats, run=Run(began=NOW, before=before.stats))
+    part = part_of(totals(accepted=900, pending=100), Waiting(prompts=100), done=resumed)
+    assert (part.rates, part.eta) == (Rates(), Eta(reason="no finished sample yet in this run"))
     assert (part.percent, part.state) == (90.0, State.RUNNING)
 
 
-def test_rate_and_eta_count_this_session_alone() -> None:
-    """Five seconds into a resume at 10 samples/s, the ETA is the rest over that rate, not over the old one."""
-    tally = tallies(start=NOW - 40, seconds=30, accepted=30, tokens=3000)
-    tally |= tallies(start=NOW - 5, seconds=5, accepted=10, tokens=1234)
-    part = part_of(
-        totals(accepted=950, pending=50), Waiting(prompts=50, in_flight=5, session=NOW - 5.4), tally=tally, now=NOW
-    )
-    assert part.rate == Rate(
-        samples_per_s=10.0, tokens_per_s=1234.0, rejected_per_s=0.0, failed_per_s=0.0, window_s=5.0
-    )
-    assert part.eta_s == 5.0
-    assert part.eta_reason is None
+def test_rate_and_eta_count_this_run_alone() -> None:
+    """Five seconds into a resume at 10 samples/s, rate and ETA are those of the five seconds."""
+    before = counted(begin=NOW - 60, start=NOW - 40, seconds=30, accepted=30, tokens=3000)
+    new = counted(begin=NOW - 5, seconds=5, accepted=10, tokens=1234, latency_s=0.5)
+    both = Stats(accepted=950, tokens=96_170, latency=merge([before.stats.latency, new.stats.latency]))
+    was = dataclasses.replace(before.stats, accepted=900, tokens=90_000)
+    done = Counted(seconds={**before.seconds, **new.seconds}, stats=both, run=Run(began=NOW - 5, before=was))
+    part = part_of(totals(accepted=950, pending=50), Waiting(prompts=50, in_flight=5, ages=[0.2] * 5), done=done)
+    expected = Rate(samples_per_s=10.0, tokens_per_s=1234.0, rejected_per_s=0.0, failed_per_s=0.0, window_s=5.0)
+    assert (part.rates.now, part.rates.five_minutes, part.rates.run) == (expected, expected, expected)
+    assert part.eta.seconds == pytest.approx(5.0, abs=0.7)
+    assert part.eta.low_s < 5.0 < part.eta.high_s < 7
+    assert part.eta.at == pytest.approx(NOW + part.eta.seconds, abs=0.1)
 
 
 def test_failed_samples_are_no_good_rate_but_shorten_the_wait() -> None:
     """The rate of good samples leaves failures out, while the ETA knows that they are settled too."""
-    tally = tallies(start=NOW - 10, seconds=10, accepted=4, failed=1, tokens=40)
-    part = part_of(totals(accepted=40, failed=10, pending=50), Waiting(prompts=50, session=NOW - 10), tally=tally)
-    assert (part.rate.samples_per_s, part.rate.failed_per_s, part.eta_s) == (4.0, 1.0, 10.0)
+    done = counted(begin=NOW - 100, seconds=100, accepted=4, failed=1, tokens=40)
+    waiting = Waiting(prompts=500, in_flight=5, ages=[0.5] * 5)
+    part = part_of(totals(accepted=400, failed=100, pending=500), waiting, done=done)
+    assert (part.rates.now.samples_per_s, part.rates.now.failed_per_s) == (4.0, 1.0)
+    assert part.eta.seconds == pytest.approx(100, rel=0.1)
 
 
-def test_the_window_is_a_minute_and_grows_for_slow_samples() -> None:
-    """A minute with too few finished samples is widened, so that slow answers have a rate too."""
-    fast = measure(tallies(start=NOW - 600, seconds=600, accepted=2), session=NOW - 3600, now=NOW)
-    slow = measure({int(NOW) - 30 * n: {"accepted": 1} for n in range(1, 20)}, session=NOW - 3600, now=NOW)
-    assert (fast.samples_per_s, fast.window_s) == (2.0, 60.0)
-    assert (slow.samples_per_s, slow.window_s) == (0.033, 300.0)
-
-
-def test_a_run_that_has_just_begun_has_no_rate() -> None:
-    """One sample in the first half second is not 2 samples per second."""
-    assert measure({int(NOW): {"accepted": 1}}, session=NOW, now=NOW + 0.5) == Rate()
+def test_a_run_in_which_all_fails_has_an_eta() -> None:
+    """Failures without an answer have no latency; their number alone says how fast the work shrinks."""
+    done = counted(begin=NOW - 100, seconds=100, failed=5)
+    part = part_of(totals(failed=500, pending=500), Waiting(prompts=500, in_flight=5, ages=[0.5] * 5), done=done)
+    assert part.eta.seconds == pytest.approx(100, rel=0.15)
+    assert part.latency == Latency()
 
 
 def test_without_a_worker_the_rate_is_zero_and_the_eta_unknown() -> None:
     """A queue that nobody works on says so."""
-    tally = tallies(start=NOW - 10, seconds=10, accepted=10)
-    part = part_of(totals(accepted=100, pending=50), Waiting(prompts=50, session=NOW - 10), tally=tally, workers=[])
-    assert (part.state, part.rate.samples_per_s, part.eta_s) == (State.WAITING, 0.0, None)
-    assert part.eta_reason == "no worker is running"
+    done = counted(begin=NOW - 10, seconds=10, accepted=10)
+    part = part_of(totals(accepted=100, pending=50), Waiting(prompts=50), done=done, workers=[])
+    assert (part.state, part.rates.now.samples_per_s, part.eta.seconds) == (State.WAITING, 0.0, None)
+    assert part.eta.reason == "no worker is running"
     assert any("No worker is running" in note for note in part.notes)
 
 
@@ -165,10 +178,12 @@ def test_a_dead_server_stalls_the_run_instead_of_slowing_it() -> None:
     obstacle = find_obstacle([WORKER], [down], now=NOW)
     assert obstacle is not None
     assert obstacle.startswith(f"the model server is unreachable since {clock_time(NOW - 60, now=NOW)}: http://h:1")
-    tally = tallies(start=NOW - 120, seconds=50, accepted=10)
-    waiting = Waiting(prompts=80, in_flight=16, session=NOW - 120)
-    part = part_of(totals(accepted=40, pending=80), waiting, tally=tally, obstacle=obstacle)
-    assert (part.state, part.eta_s, part.eta_reason) == (State.STALLED, None, obstacle)
+    done = counted(begin=NOW - 120, seconds=50, accepted=10)
+    waiting = Waiting(prompts=80, in_flight=16, ages=[65.0] * 16)
+    found = totals(accepted=40, pending=80)
+    part = part_of(found, waiting, done=done, obstacle=obstacle, obstacle_since=NOW - 60)
+    assert (part.state, part.eta) == (State.STALLED, Eta(reason=obstacle))
+    assert part.stalled_since == NOW - 60
 
 
 def test_one_dead_server_of_two_is_no_obstacle() -> None:
@@ -186,52 +201,77 @@ def test_workers_that_wait_for_disk_stall_the_run() -> None:
 
 def test_orphans_alone_have_no_eta() -> None:
     """Samples of a dead worker come back after its lease, which the rate knows nothing of."""
-    tally = tallies(start=NOW - 10, seconds=10, accepted=10)
-    part = part_of(totals(accepted=100, pending=8), Waiting(prompts=8, orphaned=8, session=NOW - 10), tally=tally)
-    assert (part.counts.queued, part.counts.orphaned, part.eta_s) == (8, 8, None)
+    done = counted(begin=NOW - 10, seconds=10, accepted=10)
+    part = part_of(totals(accepted=100, pending=8), Waiting(prompts=8, orphaned=8), done=done)
+    assert (part.counts.queued, part.counts.orphaned, part.eta.seconds) == (8, 8, None)
     assert any("8 samples are with a worker that died" in note for note in part.notes)
 
 
 def test_lost_work_says_what_to_do() -> None:
     """After Redis came back empty, what is neither done nor queued is missing."""
     part = part_of(totals(accepted=100, pending=50), Waiting())
-    assert (part.state, part.counts.missing, part.eta_s) == (State.INCOMPLETE, 50, None)
+    assert (part.state, part.counts.missing, part.eta.seconds) == (State.INCOMPLETE, 50, None)
     assert "50 samples are neither done nor queued; run producer enqueue again." in part.notes
 
 
 def test_nothing_to_do_divides_by_nothing() -> None:
     """An empty dataset has no percentage, no mean and no ETA."""
     part = part_of(totals(refused=7), Waiting())
-    assert (part.state, part.percent, part.completion_tokens.mean) == (State.EMPTY, None, None)
-    assert (part.counts.read, part.eta_s, part.eta_reason) == (7, None, "nothing to do")
+    assert (part.state, part.percent, part.tokens.mean) == (State.EMPTY, None, None)
+    assert (part.counts.read, part.eta) == (7, Eta(reason="nothing to do"))
 
 
 def test_only_a_finished_dataset_has_100_percent() -> None:
     """Percentages are rounded down."""
     assert part_of(totals(accepted=99_999, pending=1), Waiting(prompts=1)).percent == 99.9
     done = part_of(totals(accepted=100_000), Waiting())
-    assert (done.percent, done.state, done.completion_tokens.mean) == (100.0, State.DONE, 100.0)
+    assert (done.percent, done.state, done.tokens.mean) == (100.0, State.DONE, 100.0)
 
 
 def test_a_paused_dataset_does_not_hold_up_the_eta_of_all() -> None:
     """The total's ETA is over what moves; its counts are over everything."""
     scene = Scene(now=NOW, workers=[WORKER])
-    tally = tallies(start=NOW - 10, seconds=10, accepted=5)
-    moving = dataset_part(
-        Findings(totals(accepted=50, pending=50), Waiting(prompts=50, session=NOW - 10), tally), scene
-    )
-    paused = dataset_part(Findings(totals(pending=90), Waiting(prompts=90, paused="by hand")), scene)
-    assert (paused.state, paused.eta_reason) == (State.PAUSED, "paused")
-    everything = combine([moving, paused], scene, [])
-    assert (everything.counts.samples, everything.counts.left, everything.eta_s) == (190, 140, 10.0)
-    assert (everything.state, everything.rate.samples_per_s) == (State.RUNNING, 5.0)
-    assert combine([paused], scene, []).eta_reason == "paused"
+    done = counted(begin=NOW - 100, seconds=100, accepted=5)
+    moving = Findings(totals(accepted=500, pending=500), Waiting(prompts=500, in_flight=5, ages=[0.5] * 5), done)
+    paused = Findings(totals(pending=90), Waiting(prompts=90, paused="by hand"))
+    parts = [dataset_part(one, scene) for one in (moving, paused)]
+    assert (parts[1].state, parts[1].eta) == (State.PAUSED, Eta(reason="paused"))
+    everything = combine(parts, [moving, paused], scene, [])
+    assert (everything.counts.samples, everything.counts.left, everything.eta) == (1090, 590, parts[0].eta)
+    assert everything.eta.seconds == pytest.approx(100, rel=0.1)
+    assert (everything.state, everything.rates.now.samples_per_s) == (State.RUNNING, 5.0)
+    assert combine(parts[1:], [paused], scene, []).eta.reason == "paused"
+
+
+def test_rates_of_several_datasets_share_their_window() -> None:
+    """600 samples in the last minute and 10 in the last two seconds are 610 a minute together, not 10 + 5 a second."""
+    scene = Scene(now=NOW, workers=[WORKER])
+    old = Findings(totals(pending=9), Waiting(prompts=9), counted(begin=NOW - 900, seconds=900, accepted=10))
+    new = Findings(totals(pending=9), Waiting(prompts=9), counted(begin=NOW - 2, seconds=2, accepted=5))
+    parts = [dataset_part(one, scene) for one in (old, new)]
+    assert [part.rates.now.samples_per_s for part in parts] == [10.0, 5.0]
+    together = combine(parts, [old, new], scene, []).rates
+    assert (together.now.samples_per_s, together.now.window_s) == (pytest.approx(610 / 60, abs=0.001), 60.0)
+    assert together.run.samples_per_s == pytest.approx(9010 / 900, abs=0.001)
+
+
+def test_distributions_of_several_datasets_are_those_of_all_their_samples() -> None:
+    """Mean and p95 of all are over every call, not the mean of means; nothing is guessed where nothing is known."""
+    scene = Scene(now=NOW, workers=[WORKER])
+    quick = Findings(totals(accepted=900), Waiting(), counted(begin=NOW - 90, seconds=90, accepted=10, latency_s=1.0))
+    slow = Findings(totals(accepted=100), Waiting(), counted(begin=NOW - 90, seconds=100, accepted=1, latency_s=11.0))
+    parts = [dataset_part(one, scene) for one in (quick, slow)]
+    assert parts[1].latency.p95_s == pytest.approx(11, rel=0.15)
+    together = combine(parts, [quick, slow], scene, []).latency
+    assert (together.mean_s, together.count) == (2.0, 1000)
+    assert together.p95_s == pytest.approx(11, rel=0.2)
+    assert combine([], [], scene, []).latency == Latency()
 
 
 def test_no_dataset_at_all_sums_to_nothing() -> None:
     """An empty folder is an empty snapshot."""
-    assert combine([], Scene(now=NOW), []).counts == Counts()
-    assert combine([], Scene(now=NOW), []).state is State.EMPTY
+    assert combine([], [], Scene(now=NOW), []).counts == Counts()
+    assert combine([], [], Scene(now=NOW), []).state is State.EMPTY
 
 
 # Files
@@ -259,8 +299,8 @@ def test_files_alone_tell_what_is_recorded(tmp_path: Path) -> None:
     snapshot = take_snapshot(ABSENT, tmp_path)
     part = snapshot.datasets["Ünï/set"]
     assert (part.counts.accepted, part.counts.left, part.counts.queued) == (3, 2, None)
-    assert part.completion_tokens.total == 30
-    assert (part.state, part.eta_reason) == (State.UNKNOWN, "without Redis nobody can tell what is queued")
+    assert part.tokens.total == 30
+    assert (part.state, part.eta.reason) == (State.UNKNOWN, "without Redis nobody can tell what is queued")
     assert not snapshot.broker.reachable
 
 
@@ -310,9 +350,12 @@ def test_progress_files_are_whole_and_strict(tmp_path: Path) -> None:
         lines = ledger.folder.progress_log.read_bytes().splitlines(keepends=True)
     assert list(latest["datasets"]) == ["Ünï/set"]
     assert latest["totals"]["counts"]["samples"] == 5
-    assert [parse_strict(each)["counts"]["accepted"] for each in (part.rstrip(b"\n") for part in lines)] == [3, 3]
-    assert parse_strict(lines[0].rstrip(b"\n"))["dataset"] == "Ünï/set"
-    assert math.isclose(parse_strict(lines[0].rstrip(b"\n"))["at"], snapshot.at)
+    points = [parse_strict(each.rstrip(b"\n")) for each in lines]
+    assert [(point["schema"], point["accepted"], point["left"], point["tokens"]) for point in points] == 2 * [
+        (2, 3, 2, 30)
+    ]
+    assert math.isclose(points[0]["at"], snapshot.at, abs_tol=0.001)
+    assert [point.accepted for point in read_points(ledger.folder)] == [3, 3]
 
 
 def test_a_copied_folder_is_not_counted_twice(tmp_path: Path) -> None:

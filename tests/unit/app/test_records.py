@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import re
+import unicodedata
 from typing import Any
 
 import msgspec
@@ -83,6 +84,13 @@ def test_texts_are_not_normalised() -> None:
     composed, decomposed = "\u00e9", "e\u0301"
     ids = {sample_id([{"role": "user", "content": text}]) for text in (composed, decomposed)}
     assert len(ids) == 2
+
+
+@given(before=_texts, letter=st.sampled_from("é\u1ea1ÅñÜ가"), after=_texts)
+def test_every_spelling_of_a_text_is_a_prompt_of_its_own(before: str, letter: str, after: str) -> None:
+    """A text in composed and in decomposed letters gives two ids, whatever else it holds."""
+    spellings = {unicodedata.normalize(form, before + letter + after) for form in ("NFC", "NFD")}
+    assert len({sample_id([{"role": "user", "content": spelling}]) for spelling in spellings}) == 2
 
 
 def test_tools_are_part_of_the_prompt() -> None:

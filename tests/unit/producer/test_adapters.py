@@ -203,6 +203,8 @@ def test_precedence() -> None:
     for column in ("messages", "conversations", "prompt", "instruction", "question", "problem", "query", "input"):
         seen.append(messages(row)[0]["content"])
         row[column] = None
+        if column == "instruction":
+            del row[column]  # beside a null instruction, input is half a prompt
     seen.append(messages(row)[0]["content"])
 
     above = ["messages", "sharegpt", "prompt", "instruction\n\nbelow", "question", "problem", "query", "below", "text"]
@@ -334,6 +336,14 @@ def test_refusals(row: dict[str, object], reason: Reason, words: str) -> None:
 
     assert found.reason == reason
     assert words in found.detail
+
+
+def test_input_without_its_instruction_is_no_prompt() -> None:
+    """A row whose instruction is null is refused, and its input is not taken for the prompt."""
+    found = refusal({"instruction": None, "input": "3, 4", "output": "7"})
+
+    assert (found.reason, found.detail) == (Reason.NOT_A_STRING, "the column 'instruction' is null, not text")
+    assert messages({"input": "3, 4"}) == [{"role": "user", "content": "3, 4"}]
 
 
 def test_a_named_adapter_reads_only_its_columns() -> None:

@@ -9,7 +9,7 @@ import pytest
 from app.errors import IncompleteError, UsageError
 from app.ledger import Ledger, Pen
 from app.records import Kind, encode_line
-from producer.export.base import LeftOut
+from producer.export.base import FormatOptions, LeftOut, Reasoning
 from producer.export.run import export
 from tests.support.exports import ids_of, ledger_with, many, record, rows_of
 
@@ -147,8 +147,9 @@ def test_lost_reasoning_is_said(tmp_path: Path) -> None:
     """Answers whose reasoning is left behind are counted and the way to keep it is named."""
     output = tmp_path / "out.jsonl"
     with ledger_with(tmp_path / "d", [record("a", reasoning="Hm."), record("b")]) as ledger:
-        for name, reasoning, lost in [("openai", "drop", 1), ("sharegpt", "drop", 1), ("openai", "field", 0)]:
-            report = export(ledger, format=name, output=output, overwrite=True, reasoning=reasoning)
+        for name, reasoning, lost in [("openai", None, 1), ("sharegpt", None, 1), ("openai", Reasoning.FIELD, 0)]:
+            options = FormatOptions(reasoning=reasoning)
+            report = export(ledger, format=name, output=output, overwrite=True, options=options)
             assert report.lost_reasoning == lost
             assert report.supervised_tokens is None
             assert any("--reasoning field" in sentence for sentence in report.sentences()) is bool(lost)
@@ -165,9 +166,9 @@ def test_nothing_to_export(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "out.jsonl"]
 
 
-@pytest.mark.parametrize("name", ["out.txt", "out", "out.json", "out.csv.gz", "out.parquet.gz"])
+@pytest.mark.parametrize("name", ["out.txt", "out", "out.json", "out.csv.gz", "out.parquet.gz", "out.arrow.zst"])
 def test_suffixes_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    """A path that does not say JSONL or Parquet is refused, and what is possible is listed."""
+    """A path that does not say JSONL, Parquet or Arrow is refused, and what is possible is listed."""
     with ledger_with(tmp_path / "d", [record("a")]) as ledger, pytest.raises(UsageError, match=r"\.jsonl\.zst, \.par"):
         export(ledger, format="tokens", output=tmp_path / name)
 

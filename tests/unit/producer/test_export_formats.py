@@ -10,28 +10,28 @@ import pytest
 
 from app.errors import UsageError
 from app.records import Kind, Usage
-from producer.export.base import LeftOut
+from producer.export.base import FormatOptions, LeftOut, Reasoning
 from producer.export.report import NothingExportedError
-from producer.export.run import export
+from producer.export.run import export, parse_reasoning
 from tests.support.exports import LOOK_UP, TOOL, USER, ledger_with, record, rows_of
 
 RESULT = {"role": "tool", "content": "sunny", "tool_call_id": "c1", "name": "look_up"}
 
 
-def _row(tmp_path: Path, name: str, keep: str = "drop", /, **fields: Any) -> dict[str, Any]:
+def _row(tmp_path: Path, name: str, keep: str | None = None, /, **fields: Any) -> dict[str, Any]:
     """Export one record and return its row."""
     output = tmp_path / "out.jsonl"
     with ledger_with(tmp_path / "d", [record("a", **fields)]) as ledger:
-        export(ledger, format=name, output=output, reasoning=keep)
+        export(ledger, format=name, output=output, options=FormatOptions(reasoning=Reasoning(keep) if keep else None))
     (row,) = rows_of(output)
     return row
 
 
-def _reason(tmp_path: Path, name: str, **fields: Any) -> LeftOut:
+def _reason(tmp_path: Path, name: str, options: FormatOptions | None = None, /, **fields: Any) -> LeftOut:
     """Export one record that the format leaves out, and return why."""
     output = tmp_path / "out.jsonl"
     with ledger_with(tmp_path / "d", [record("a", **fields)]) as ledger, pytest.raises(NothingExportedError) as caught:
-        export(ledger, format=name, output=output)
+        export(ledger, format=name, output=output, options=options)
     ((reason, count),) = caught.value.left_out.items()
     assert count == 1
     assert reason.words in str(caught.value)
@@ -62,11 +62,20 @@ def test_tokens_without_a_known_count(tmp_path: Path) -> None:
         ({"output_ids": []}, LeftOut.COUNT_DIFFERS),
         ({"output_ids": [], "usage": Usage()}, LeftOut.NO_ANSWER),
         ({"output_ids": [7, -1]}, LeftOut.UNREADABLE),
+        ({"output_ids": [7] * 7, "usage": Usage(3, 7)}, LeftOut.TOO_LONG),
     ],
 )
 def test_tokens_never_guess(tmp_path: Path, fields: dict[str, Any], reason: LeftOut) -> None:
     """A record without exact, counted ids gives no row, and the reason is named."""
-    assert _reason(tmp_path, "tokens", **fields) is reason
+    assert _reason(tmp_path, "tokens", FormatOptions(max_length=9), **fields) is reason
+
+
+def test_tokens_up_to_the_longest(tmp_path: Path) -> None:
+    """A row of exactly --max-length tokens is kept."""
+    output = tmp_path / "out.jsonl"
+    with ledger_with(tmp_path / "d", [record("a")]) as ledger:
+        export(ledger, format="tokens", output=output, options=FormatOptions(max_length=5))
+    assert rows_of(output)[0]["input_ids"] == [1, 2, 3, 7, 8]
 
 
 # openai
@@ -200,16 +209,35 @@ def test_sharegpt_leaves_out_what_turns_cannot_say(tmp_path: Path, messages: lis
     assert _reason(tmp_path, "sharegpt", messages=messages) == reason
 
 
+def test_sharegpt_inline_reasoning(tmp_path: Path) -> None:
+    """With reasoning=inline the thoughts stand between think tags before each gpt turn's text and calls."""
+    history = [USER, {"role": "assistant", "content": "Yes?", "reasoning_content": "Early."}, USER]
+    row = _row(tmp_path, "sharegpt", "inline", messages=history, reasoning="Hm.", content=None, tool_calls=[LOOK_UP])
+    block = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Zürich"}}\n</tool_call>'
+    assert [turn["value"] for turn in row["conversations"]] == [
+        "Hi",
+        "<think>\nEarly.\n</think>\n\nYes?",
+        "Hi",
+        f"<think>\nHm.\n</think>\n\n\n{block}",
+    ]
+
+
 # options
 
 
 def test_formats_are_refused_by_name(tmp_path: Path) -> None:
-    """An unknown format or reasoning, and reasoning where no field holds it, are refused before anything is read."""
+    """An unknown format, and an option that the format does not have, are refused before anything is read."""
     with ledger_with(tmp_path / "d", [record("a")]) as ledger:
-        for options, words in [
-            ({"format": "xml"}, "no export format 'xml'; choose one of openai, sharegpt, tokens"),
-            ({"format": "openai", "reasoning": "inline"}, "'inline' is not known; choose one of drop, field"),
-            ({"format": "sharegpt", "reasoning": "field"}, "sharegpt has no field for reasoning"),
+        for name, options, words in [
+            ("xml", FormatOptions(), "no export format 'xml'; choose one of tokens, specforge, speculators"),
+            ("sharegpt", FormatOptions(reasoning=Reasoning.FIELD), "cannot hold reasoning as field.*drop or inline"),
+            ("torchspec-kimi", FormatOptions(reasoning=Reasoning.DROP), "--reasoning may be inline there"),
+            ("tokens", FormatOptions(reasoning=Reasoning.FIELD), "The format tokens has no --reasoning; these"),
+            ("speculators", FormatOptions(status=True), "no --status; these formats have: specforge"),
+            ("openai", FormatOptions(tools=False), "no --no-tools; these formats have: specforge"),
+            ("trl", FormatOptions(max_length=9), "no --max-length; these formats have: tokens"),
         ]:
             with pytest.raises(UsageError, match=words):
-                export(ledger, output=tmp_path / "out.jsonl", **options)  # type: ignore[arg-type]
+                export(ledger, format=name, output=tmp_path / "out.jsonl", options=options)
+    with pytest.raises(UsageError, match="'x' is not known; choose one of drop, field, inline"):
+        parse_reasoning("x")

@@ -1,4 +1,4 @@
-"""Exports as their users load them: compressed JSONL, Parquet through pyarrow, and Hugging Face datasets."""
+"""Exports as their users load them: compressed JSONL, Parquet, Arrow, and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -11,56 +11,95 @@ import pytest
 
 from app.errors import UsageError
 from app.records import Record, Usage
+from producer.export.base import FormatOptions, Reasoning
+from producer.export.formats import ROW_FORMATS
 from producer.export.run import export
-from tests.support.exports import LOOK_UP, TOOL, USER, ledger_with, record, rows_of
+from tests.support.exports import TOOL, USER, ledger_with, record, rows_of
 
-COUNT = 1_000
-PLAIN_COUNT = 900
-"""So many records come before the first with tools, reasoning, a system prompt and several turns."""
-CHARS = 13_000
-"""So long that the loader's first block of 10 MB holds plain records alone."""
-FORMATS = [("openai", "drop"), ("openai", "field"), ("sharegpt", "drop"), ("tokens", "drop")]
+CASES = {
+    "tokens": FormatOptions(),
+    "specforge": FormatOptions(),
+    "specforge inline": FormatOptions(reasoning=Reasoning.INLINE, status=True),
+    "speculators": FormatOptions(),
+    "speculators drop": FormatOptions(reasoning=Reasoning.DROP),
+    "torchspec-kimi": FormatOptions(),
+    "modelopt": FormatOptions(),
+    "openai": FormatOptions(),
+    "openai field": FormatOptions(reasoning=Reasoning.FIELD),
+    "sharegpt": FormatOptions(),
+    "sharegpt inline": FormatOptions(reasoning=Reasoning.INLINE),
+    "trl": FormatOptions(),
+    "trl inline": FormatOptions(reasoning=Reasoning.INLINE),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+KIMI = {"id": "functions.f:0", "type": "function", "function": {"name": "f", "arguments": '{"city": "Zürich"}'}}
+SMALL_CHUNK = 256 * 1024
 
 
-def _mixed() -> list[Record]:
-    """Return records that begin plain, with nulls, and grow every shape late."""
-    text = "x" * CHARS
-    ids = list(range(1, 2501))
-    plain = [record(f"p{n}", content=text, prompt_token_ids=ids, usage=Usage(None, None)) for n in range(PLAIN_COUNT)]
-    asked = {"role": "assistant", "content": None, "tool_calls": [LOOK_UP]}
-    result = {"role": "tool", "content": "sunny", "tool_call_id": "c1", "name": "look_up"}
+def _mixed(count: int, *, chars: int) -> list[Record]:
+    """Return records of which the first nine tenths are plain, with nulls, and the last have every shape."""
+    text, ids = "x" * chars, list(range(1, chars // 6))
+    plain = [
+        record(f"p{n}", content=text, prompt_token_ids=ids, usage=Usage(None, None)) for n in range(count * 9 // 10)
+    ]
+    asked = {"role": "assistant", "content": None, "tool_calls": [KIMI]}
+    result = {"role": "tool", "content": "sunny", "tool_call_id": "functions.f:0", "name": "f"}
     messages = [{"role": "system", "content": "Be brief."}, USER, asked, result]
+    objects = {**KIMI, "function": {"name": "f", "arguments": {"city": 1, "deep": [None, {"a": 2.5}]}}}
     late = [
-        record(
-            f"l{n}", messages=messages, tools=[TOOL], reasoning="Hm.", content=None, tool_calls=[LOOK_UP] * (n % 3 + 1)
-        )
-        for n in range(COUNT - PLAIN_COUNT)
+        record(f"l{n}", messages=messages, tools=[TOOL], reasoning="Hm.", content=None, tool_calls=[KIMI, objects])
+        for n in range(count - len(plain))
     ]
     return plain + late
 
 
-@pytest.mark.parametrize(("name", "reasoning"), FORMATS)
-def test_huggingface_reads_late_shapes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reasoning: str
-) -> None:
-    """load_dataset("json") reads 1,000 rows whose first tools and thoughts come after its first block, unchanged."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def _export(folder: Path, case: str, records: list[Record], name: str) -> Path:
+    """Export the records and return the file."""
+    output = folder / name
+    with ledger_with(folder / "d", records) as ledger:
+        report = export(ledger, format=case.split(maxsplit=1)[0], output=output, options=CASES[case])
+    assert (report.exported, report.left_out) == (len(records), {})
+    return output
+
+
+def _check_huggingface(tmp_path: Path, case: str, records: list[Record], **options: Any) -> None:
     datasets = pytest.importorskip("datasets")
-    output = tmp_path / "out.jsonl"
-    with ledger_with(tmp_path / "d", _mixed()) as ledger:
-        assert export(ledger, format=name, output=output, reasoning=reasoning).exported == COUNT
-    loaded = datasets.load_dataset("json", data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
+    output = _export(tmp_path, case, records, "out.jsonl")
+    cache = str(tmp_path / "cache")
+    loaded = datasets.load_dataset("json", data_files=str(output), split="train", cache_dir=cache, **options)
     rows = rows_of(output)
     assert loaded.column_names == list(rows[0])
-    assert [loaded[0], loaded[PLAIN_COUNT], loaded[-1]] == [rows[0], rows[PLAIN_COUNT], rows[-1]]
-    assert loaded["id"][:] == [row["id"] for row in rows]
+    places = [0, 1, len(rows) * 9 // 10, len(rows) - 1]
+    assert [loaded[place] for place in places] == [rows[place] for place in places]
+    id_ = loaded.column_names[0]
+    assert loaded[id_][:] == [row[id_] for row in rows]
+
+
+def test_every_format_is_loaded_here() -> None:
+    """No format that makes rows is missing in these tests."""
+    assert {case.split()[0] for case in CASES} == set(ROW_FORMATS)
+
+
+@every_case
+def test_huggingface_reads_late_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """load_dataset("json") reads rows whose first tools and thoughts come in its seventh block, unchanged."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _check_huggingface(tmp_path, case, _mixed(320, chars=6_000), chunksize=SMALL_CHUNK)
+
+
+@pytest.mark.slow
+@every_case
+def test_huggingface_reads_a_large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """The same holds for 40 MB and the loader's own block size of 10 MB."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    _check_huggingface(tmp_path, case, _mixed(3_000, chars=15_000))
 
 
 @pytest.mark.parametrize("suffix", [".jsonl.gz", ".jsonl.zst"])
 def test_compressed_lines(tmp_path: Path, suffix: str) -> None:
     """Compressed exports hold the very lines of the plain one, and equal rows give equal bytes."""
     plain, packed, again = tmp_path / "out.jsonl", tmp_path / f"out{suffix}", tmp_path / f"again{suffix}"
-    with ledger_with(tmp_path / "d", _mixed()[PLAIN_COUNT:]) as ledger:
+    with ledger_with(tmp_path / "d", _mixed(100, chars=600)) as ledger:
         export(ledger, format="openai", output=plain)
         report = export(ledger, format="openai", output=packed)
         export(ledger, format="openai", output=again)
@@ -69,35 +108,51 @@ def test_compressed_lines(tmp_path: Path, suffix: str) -> None:
     assert report.bytes == packed.stat().st_size < plain.stat().st_size
 
 
-def _without_nulls(value: Any) -> Any:
+def _bare(value: Any) -> Any:
+    """Return a row without nulls, and without the weights that mark the first row of a trl file."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: _bare(item) for key, item in value.items() if item is not None}
+    return [_bare(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(("name", "reasoning"), FORMATS)
-def test_parquet_holds_the_same_rows(tmp_path: Path, name: str, reasoning: str) -> None:
-    """A Parquet export read through pyarrow is the JSONL export, but for nulls where a message lacks a key."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    plain, packed = tmp_path / "out.jsonl", tmp_path / "out.parquet"
-    with ledger_with(tmp_path / "d", _mixed()[PLAIN_COUNT - 20 :]) as ledger:
-        export(ledger, format=name, output=plain, reasoning=reasoning)
-        report = export(ledger, format=name, output=packed, reasoning=reasoning)
-    table = parquet.read_table(packed)
-    assert [_without_nulls(row) for row in table.to_pylist()] == rows_of(plain)
-    assert report.bytes == packed.stat().st_size
+def _unmarked(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for message in (*rows[0].get("prompt", ()), *rows[0].get("completion", ())):
+        message.pop("weight")
+    return rows
 
 
-def test_parquet_types_do_not_depend_on_the_rows(tmp_path: Path) -> None:
+@every_case
+def test_tables_hold_the_same_rows(tmp_path: Path, case: str) -> None:
+    """Parquet and Arrow hold the rows of the JSONL export, but for nulls where a message lacks a key."""
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    records = _mixed(40, chars=600)
+    rows = _unmarked(rows_of(_export(tmp_path, case, records, "out.jsonl")))
+    parquet = pq.read_table(_export(tmp_path, case, records, "out.parquet"))
+    with pa.ipc.open_stream(_export(tmp_path, case, records, "out.arrow")) as stream:
+        arrow = stream.read_all()
+    assert [_bare(row) for row in parquet.to_pylist()] == rows
+    assert arrow.equals(parquet)
+
+
+def test_huggingface_maps_arrow_files(tmp_path: Path) -> None:
+    """An Arrow export can be mapped into memory by datasets.Dataset.from_file, and loaded by load_dataset."""
+    datasets = pytest.importorskip("datasets")
+    output = _export(tmp_path, "tokens", _mixed(20, chars=600), "out.arrow")
+    mapped = datasets.Dataset.from_file(str(output))
+    loaded = datasets.load_dataset("arrow", data_files=str(output), split="train", cache_dir=str(tmp_path / "cache"))
+    assert mapped[0] == loaded[0]
+    assert mapped["id"][:] == loaded["id"][:] == [one.id for one in _mixed(20, chars=600)]
+
+
+@every_case
+def test_table_types_do_not_depend_on_the_rows(tmp_path: Path, case: str) -> None:
     """Plain records and records with tools give Parquet files of one schema, which can be read together."""
     pq = pytest.importorskip("pyarrow.parquet")
-    records = _mixed()
+    records = _mixed(20, chars=600)
     schemas = []
-    for number, part in enumerate([records[:2], records[-2:]]):
-        output = tmp_path / f"{number}.parquet"
-        with ledger_with(tmp_path / f"d{number}", part) as ledger:
-            export(ledger, format="openai", output=output)
-        schemas.append(pq.read_schema(output))
+    for name, part in (("plain", records[:2]), ("late", records[-2:])):
+        schemas.append(pq.read_schema(_export(tmp_path / name, case, part, "out.parquet")))
     assert schemas[0] == schemas[1]
 
 
@@ -113,13 +168,14 @@ def test_token_types(tmp_path: Path) -> None:
     assert table["loss_mask"].to_pylist() == [[0, 0, 0, 1, 1], [0, 1, 1]]
 
 
-def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without pyarrow, Parquet is refused with the command that installs it, and JSONL still works."""
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_tables_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+    """Without pyarrow, tables are refused with the command that installs it, and JSONL still works."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with ledger_with(tmp_path / "d", [record("a")]) as ledger:
         with pytest.raises(UsageError, match=r"run `pip install 'promptmill\[data\]'`"):
-            export(ledger, format="tokens", output=tmp_path / "out.parquet")
+            export(ledger, format="tokens", output=tmp_path / f"out{suffix}")
         assert not list(tmp_path.glob("*out*"))
         export(ledger, format="tokens", output=tmp_path / "out.jsonl")
     assert json.loads((tmp_path / "out.jsonl").read_text())["id"] == "a"

@@ -18,11 +18,14 @@ from pathlib import Path
 
 import pytest
 
-from app.snapshot import BrokerState, Counts, Part, Rate, Snapshot, State
-from producer.monitor import monitor, plain_lines
+from app.snapshot import BrokerState, Counts, Eta, Part, Rate, Rates, State
+from producer.monitor.picture import Picture
+from producer.monitor.plain import plain_lines
+from producer.monitor.run import monitor
+from producer.monitor.view import View
 
 ROOT = Path(__file__).parents[3]
-RATE = Rate(samples_per_s=10.0, tokens_per_s=5310.4, rejected_per_s=0.0, failed_per_s=0.0, window_s=60.0)
+RATES = Rates(now=Rate(samples_per_s=10.0, tokens_per_s=5310.4, rejected_per_s=0.0, failed_per_s=0.0, window_s=60.0))
 
 
 def part(done: int, *, total: int = 1000, state: State = State.RUNNING, missing: int = 0) -> Part:
@@ -31,36 +34,62 @@ def part(done: int, *, total: int = 1000, state: State = State.RUNNING, missing:
     counts = Counts(
         read=total, samples=total, accepted=done - 4, failed=4, left=left, queued=left - missing, missing=missing
     )
-    eta_s = left / 10 if state is State.RUNNING else None
-    reason = None if eta_s else "paused"
-    return Part(state=state, counts=counts, percent=100 * done / total, rate=RATE, eta_s=eta_s, eta_reason=reason)
+    eta = Eta(reason="paused")
+    if state is State.RUNNING:
+        eta = Eta(seconds=left / 10, low_s=left / 11, high_s=left / 8, at=time.time() + left / 10)
+    return Part(state=state, counts=counts, percent=100 * done / total, rates=RATES, eta=eta)
 
 
-def snapshot(one: Part, *, notes: list[str] | None = None) -> Snapshot:
-    """Return a snapshot of one dataset."""
-    totals = Part(state=one.state, counts=one.counts, rate=one.rate, percent=one.percent, notes=notes or [])
+def view(one: Part, *, notes: list[str] | None = None, age_s: float = 0.0, trouble: str | None = None) -> View:
+    """Return a view of one dataset."""
+    totals = Part(state=one.state, counts=one.counts, rates=one.rates, percent=one.percent, notes=notes or [])
     broker = BrokerState(reachable=True, url="redis://h:1/0")
-    return Snapshot(at=time.time(), broker=broker, totals=totals, datasets={"math": one})
+    picture = Picture(at=time.time(), broker=broker, totals=totals, datasets={"math": one})
+    return View(picture, time.monotonic() - age_s, trouble=trouble)
 
 
-def series(*parts: Part, notes: list[str] | None = None) -> Callable[[], Snapshot]:
-    """Return a `take` that gives these in turn."""
-    left = iter(parts)
-    return lambda: snapshot(next(left), notes=notes)
+class Series:
+    """A feed that gives views of these parts in turn."""
+
+    def __init__(self, *parts: Part, notes: list[str] | None = None) -> None:
+        self._left = iter(parts)
+        self._notes = notes
+        self.closed = False
+
+    def take(self) -> View:
+        """Return the next."""
+        return view(next(self._left), notes=self._notes)
+
+    def close(self) -> None:
+        """Note it."""
+        self.closed = True
 
 
 def test_a_plain_line_stands_alone() -> None:
     """Each line has time, name, state, done/total, percent, rates, failures and ETA."""
-    (line,) = plain_lines(snapshot(part(452)))
+    (line,) = plain_lines(view(part(452)), interval_s=10)
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d math running: 452/1,000 \(45\.2 %\), 10 samples/s, 5,310 tok/s, failed 4, ETA 0:00:55", line
+        r"\d\d:\d\d:\d\d math running: 452/1,000 \(45\.2 %\), 10 samples/s, 5,310 tok/s, failed 4, "
+        r"ETA 0:00:55 \(0:00:50 to 0:01:09\)",
+        line,
     )
+
+
+def test_a_plain_line_says_how_old_it_is() -> None:
+    """Numbers that nothing newer has come for say so, and what is wrong has a line of its own."""
+    trouble, line = plain_lines(view(part(452), age_s=95, trouble="The link to gpu1 was lost."), interval_s=10)
+    assert trouble.endswith(" The link to gpu1 was lost.")
+    assert line.endswith("(0:00:50 to 0:01:09), 95 s old")
+    (waiting,) = plain_lines(View(None, time.monotonic() - 7, "gpu1 over ssh"), interval_s=10)
+    assert waiting.endswith(" waiting for gpu1 over ssh for 7 s")
 
 
 def test_until_done_ends_with_a_last_line() -> None:
     """Without a terminal there is a first line, one per interval, and a last one with status' exit code."""
     out = io.StringIO()
-    code = monitor(series(part(500), part(1000, state=State.DONE)), interval_s=0.01, until_done=True, stream=out)
+    feed = Series(part(500), part(1000, state=State.DONE))
+    code = monitor(feed, interval_s=0.01, until_done=True, stream=out)
+    assert feed.closed
     lines = out.getvalue().splitlines()
     assert code == 1
     assert len(lines) == 4
@@ -72,8 +101,8 @@ def test_until_done_ends_with_a_last_line() -> None:
 def test_a_note_is_told_once() -> None:
     """A sentence that stays true is not repeated with every interval."""
     out = io.StringIO()
-    take = series(part(5), part(6), part(1000, state=State.DONE), notes=["Redis is slow."])
-    monitor(take, interval_s=0.01, until_done=True, stream=out)
+    feed = Series(part(5), part(6), part(1000, state=State.DONE), notes=["Redis is slow."])
+    monitor(feed, interval_s=0.01, until_done=True, stream=out)
     assert out.getvalue().count("Redis is slow.") == 1
 
 
@@ -81,7 +110,7 @@ def test_lost_samples_must_be_seen_twice() -> None:
     """A moment in which enqueue has written an id down and not queued it yet does not end the view."""
     out = io.StringIO()
     lost = part(500, state=State.INCOMPLETE, missing=500)
-    monitor(series(lost, part(600), lost, lost), interval_s=0.01, until_done=True, stream=out)
+    monitor(Series(lost, part(600), lost, lost), interval_s=0.01, until_done=True, stream=out)
     assert len(out.getvalue().splitlines()) == 6
     assert "missing 500 (run producer enqueue again)" in out.getvalue()
 
@@ -89,9 +118,9 @@ def test_lost_samples_must_be_seen_twice() -> None:
 def test_a_closed_pipe_ends_it_quietly() -> None:
     """A reader that quits (`| head -1`) ends the monitor without an error and with exit code 0."""
     program = (
-        "import sys; from producer.monitor import monitor\n"
-        "from tests.unit.producer.test_monitor import part, snapshot\n"
-        "sys.exit(monitor(lambda: snapshot(part(10)), interval_s=0.01))"
+        "import itertools, sys; from producer.monitor.run import monitor\n"
+        "from tests.unit.producer.test_monitor import Series, part\n"
+        "sys.exit(monitor(Series(*itertools.repeat(part(10), 10**6)), interval_s=0.01))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
@@ -106,10 +135,10 @@ def test_a_closed_pipe_ends_it_quietly() -> None:
 
 
 LIVE = """
-import sys, os
-from producer.monitor import monitor
-from tests.unit.producer.test_monitor import part, snapshot
-sys.exit(monitor(lambda: snapshot(part(452)), interval_s=0.1))
+import itertools, sys
+from producer.monitor.run import monitor
+from tests.unit.producer.test_monitor import Series, part
+sys.exit(monitor(Series(*itertools.repeat(part(452), 10**5)), interval_s=0.1))
 """
 
 
@@ -173,6 +202,11 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
         one.close()
 
 
+def plain_text(shown: str) -> str:
+    """Return what was shown without colours and cursor movements."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
@@ -204,11 +238,10 @@ def test_a_narrow_and_resized_terminal_is_readable(terminal: Callable[..., Termi
     """At 40 columns no line is wider, and after a change of width the screen is drawn anew."""
     screen = terminal(columns=40)
     shown = screen.read_until("ETA 0:00:55")
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert max(len(line) for line in re.split(r"[\r\n]+", plain)) <= 40
+    assert max(len(line) for line in re.split(r"[\r\n]+", plain_text(shown))) <= 40
     screen.resize(100)
     screen.read_until("\x1b[2J")
-    assert "5,310 tokens/s   ETA 0:00:55" in screen.read_until("ETA 0:00:55")
+    assert "452 of 1,000   ETA 0:00:55" in plain_text(screen.read_until("ETA 0:00:55"))
 
 
 def test_a_dumb_terminal_gets_plain_lines(terminal: Callable[..., Terminal]) -> None:

@@ -108,16 +108,21 @@ def test_a_log_only_counts_from_where_the_process_began(tmp_path: Path) -> None:
 
 
 def test_following_yields_new_lines_whole_and_survives_a_log_that_begins_anew(tmp_path: Path) -> None:
-    """A half-written line waits for its end, whatever bytes it holds; a rotated log is read from its beginning."""
-    log = tmp_path / "mill1.log"
+    """A half-written line waits for its end, whatever bytes it holds; a log that was cut is read from its beginning."""
+    state = StateDir(tmp_path)
+    state.logs.mkdir()
+    log = state.logs / "mill1.log"
     log.write_bytes(b"old\n")
-    lines = processes.follow({"mill1": log})
+    lines = service_logs.logs(state, follow=True, lines=1)
+    assert next(lines) == ("mill1", "old")
     writer = threading.Timer(0.3, log.write_bytes, [b"old\n\xff\xfenew\nhalf"])
     writer.start()
     assert next(lines) == ("mill1", "\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}new")
     writer.join()
     log.write_bytes(b"n\n")
     assert next(lines) == ("mill1", "n")
+    (state.logs / "mill2.log").write_bytes(b"a worker that came later\n")
+    assert next(lines) == ("mill2", "a worker that came later")
 
 
 def test_logs_are_chosen_by_the_beginning_of_a_name(tmp_path: Path) -> None:

@@ -18,11 +18,15 @@ import pytest
 import zstandard
 
 from app.errors import SourceError
+from producer.adapters.registry import choose
 from producer.formats import hub
 from producer.formats.rows import Row, table_row
 from producer.formats.text import reading
 from producer.refusals import Reason
+from producer.samples import Pass
 from producer.sources import open_source
+from tests.support.hub_folder import write_hub_dataset
+from tests.support.processes import PROJECT_ROOT, run_command
 
 MIB = 1024 * 1024
 LIMIT = MIB
@@ -625,3 +629,121 @@ def test_a_stream_that_breaks_gives_its_rows_first() -> None:
     assert next(rows).value == {"prompt": "a"}
     with pytest.raises(SourceError, match="at row 2: read timed out"):
         next(rows)
+
+
+class _Flaky:
+    """A stream of ten rows that breaks at every fourth row that is read, and can be begun again behind any row."""
+
+    def __init__(self, start: int = 0, *, breaks: int = 100) -> None:
+        self.start = start
+        self.breaks = breaks
+
+    def __iter__(self):
+        for number in range(self.start, 10):
+            if number - self.start == 4 and self.breaks:
+                raise TimeoutError("read timed out")
+            yield {"n": number}
+
+    def skip(self, count: int) -> _Flaky:
+        """Return the stream behind its first `count` rows."""
+        return _Flaky(count, breaks=self.breaks)
+
+
+def test_a_broken_stream_is_taken_up_behind_its_last_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that is lost now and then costs no row and repeats none."""
+    monkeypatch.setattr(hub, "_PAUSE_S", 0.0)
+    rows = list(hub.read(hub.HubReference("org/name"), _Flaky(), limit=LIMIT))
+
+    assert [row.value for row in rows] == [{"n": number} for number in range(10)]
+    assert [row.number for row in rows] == list(range(1, 11))
+
+
+def test_a_stream_that_stays_broken_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After three new beginnings without a row, the error names the row."""
+    monkeypatch.setattr(hub, "_PAUSE_S", 0.0)
+    begun = []
+
+    class Dead(_Flaky):
+        def __iter__(self):
+            yield from ()
+            raise TimeoutError("read timed out")
+
+        def skip(self, count: int) -> Dead:
+            begun.append(count)
+            return self
+
+    with pytest.raises(SourceError, match="at row 1: read timed out"):
+        list(hub.read(hub.HubReference("org/name"), Dead(), limit=LIMIT))
+    assert begun == [0, 0, 0]
+
+
+@needs_datasets
+@pytest.mark.filterwarnings("default")
+def test_several_configs_are_read_one_after_another(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configs with commas between them give the rows of each, named with config and split."""
+    monkeypatch.chdir(tmp_path)
+    write_hub_dataset(tmp_path / "org" / "name", {"a": [{"q": 1}, {"q": 2}], "b": [{"q": 3}], "c": [{"q": 4}]})
+    source = open_source("hf:org/name:b,a", max_row_bytes=LIMIT)
+
+    assert [(row.name, row.number, row.value) for row in source.rows()] == [
+        ("b/train", 1, {"q": 3}),
+        ("a/train", 1, {"q": 1}),
+        ("a/train", 2, {"q": 2}),
+    ]
+    assert source.description == "hf:org/name:b,a/train"
+    assert "no config 'x', only a, b, c" in refused("hf:org/name:a,x")
+
+
+def test_a_folder_of_a_hundred_files(tmp_path: pathlib.Path) -> None:
+    """Files of all formats are read one after another with few open and few rows held, and names change no id."""
+    for number in range(100):
+        rows = [{"id": f"{number}-{n}", "prompt": f"p{number} {n} " + "x" * 200} for n in range(100)]
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        data, ending = [(text, "jsonl"), (gzip.compress(text), "jsonl.gz"), (_zstd(text), "ndjson.zst")][number % 3]
+        if number % 10 == 9:
+            data, ending = json.dumps(rows).encode(), "json"
+        (tmp_path / f"{number:03}.{ending}").write_bytes(data)
+
+    def ids() -> set[str]:
+        made = Pass(open_source(str(tmp_path), max_row_bytes=LIMIT), adapter=choose("auto"))
+        found = {sample.id for batch in made.batches() for sample in batch.samples}
+        assert (made.read, made.refused) == (10_000, 0)
+        return found
+
+    tracemalloc.start()
+    few = sum(1 for _ in open_source(str(tmp_path), max_row_bytes=LIMIT).rows())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    before = ids()
+    for path in sorted(tmp_path.iterdir()):
+        path.rename(path.with_name(f"{999 - int(path.name[:3])}{path.name[3:]}"))
+
+    assert few == len(before) == 10_000
+    assert peak < 6 * MIB
+    assert ids() == before
+
+
+@pytest.mark.slow
+def test_a_million_rows_in_bounded_memory(tmp_path: pathlib.Path) -> None:
+    """The resident memory of a pass over a million rows does not grow after its first quarter."""
+    path = tmp_path / "x.jsonl"
+    with path.open("w") as file:
+        for number in range(1_000_000):
+            file.write(f'{{"id": {number}, "prompt": "question {number}"}}\n')
+    script = (
+        "import os, sys\n"
+        "from producer.reading import Reading, open_reading\n"
+        "opened = open_reading(Reading(source=sys.argv[1]), max_row_bytes=1 << 20)\n"
+        "early = late = 0\n"
+        "for batch in opened.batches:\n"
+        "    with open('/proc/self/statm') as file:\n"
+        "        late = max(late, int(file.read().split()[1]) * os.sysconf('SC_PAGE_SIZE'))\n"
+        "    early = late if opened.rows.read <= 250_000 else early\n"
+        "print(opened.rows.read, opened.rows.refused, early, late)\n"
+    )
+    done = run_command([sys.executable, "-c", script, str(path)], env={}, cwd=PROJECT_ROOT, timeout_s=170)
+    read, refused, early, late = map(int, done.stdout.split())
+
+    assert (read, refused) == (1_000_000, 0)
+    assert late < 150_000_000
+    assert late - early < 20_000_000

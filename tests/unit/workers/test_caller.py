@@ -18,7 +18,8 @@ from app.settings import GenerationSettings, generation_from_content
 from tests.conftest import ModelServerFactory
 from tests.support.fake_client import FakeClient, Reply, completion, until
 from workers import caller as module
-from workers.caller import Caller, ModelMissing, Outcome
+from workers.caller import Caller, ModelMissing, Outcome, ParametersRefusedError, Suspected
+from workers.clients.backends import Backend
 from workers.clients.base import Client, Request
 from workers.clients.openai_chat import OpenAIChatClient
 from workers.endpoints import Endpoint, Endpoints, State
@@ -44,6 +45,7 @@ class Room:
         )
         for endpoint in self.endpoints.all:
             endpoint.pool.renew(Block(permits, permits, 0))
+        self.deaths, self.survives = 0, 100
         values = {"backoff_s": 0.001, "backoff_max_s": 0.002, **limits}
         self.caller = Caller(self.endpoints, settings.load(settings.WorkerSettings, **values))
 
@@ -66,10 +68,15 @@ class Room:
         finally:
             task.cancel()
 
+    async def note_death(self) -> bool:
+        """Count a death of a server; the sample becomes a suspect with the last one that it may survive."""
+        self.deaths += 1
+        return self.deaths > self.survives
+
     async def ask(self, sample: Sample = SAMPLE, generation: GenerationSettings = _GENERATION) -> Outcome:
         """Ask one sample, in at most ten seconds, and see its permit come back."""
         async with self.open(), asyncio.timeout(10):
-            outcome = await self.caller.ask(sample, generation)
+            outcome = await self.caller.ask(sample, generation, on_death=self.note_death)
         assert [endpoint.pool.in_use for endpoint in self.endpoints.all] == [0] * len(self.endpoints.all)
         return outcome
 
@@ -281,6 +288,93 @@ def test_a_loss_long_ago_is_not_refunded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert outcome.completion is None
 
 
+# Servers that die
+
+
+def _leaving(client: FakeClient, kind: FaultKind) -> Callable[[Request], Reply]:
+    """Return a step that fails as the server goes away with it."""
+
+    def reply(_request: Request) -> Reply:
+        client.alive = False
+        return kind
+
+    return reply
+
+
+def _returning(client: FakeClient) -> Callable[[Request], Reply]:
+    def reply(_request: Request) -> Reply:
+        client.alive = True
+        return completion()
+
+    return reply
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CONNECTION_LOST, FaultKind.ENGINE_DEAD])
+def test_a_death_of_the_server_is_told_and_costs_no_attempt(kind: FaultKind) -> None:
+    """A server that dies during a call is looked at, found gone and told of; the sample is asked on, for nothing."""
+    client = FakeClient()
+    client.script = [_leaving(client, kind), _returning(client)]
+    room = Room(client, max_attempts=1)
+    outcome = asyncio.run(room.ask())
+    assert outcome.completion is not None
+    assert [fault.fault for fault in outcome.faults] == [kind]
+    assert room.deaths == 1
+
+
+@pytest.mark.parametrize("kind", [FaultKind.CONNECTION_LOST, FaultKind.ENGINE_DEAD, FaultKind.SERVER_ERROR])
+def test_a_server_that_is_there_has_not_died(kind: FaultKind) -> None:
+    """No death is told of a server that answers a look, whatever it said to the call."""
+    room = Room(FakeClient(kind))
+    assert asyncio.run(room.ask()).completion is not None
+    assert room.deaths == 0
+
+
+def test_a_death_that_shows_late_is_told() -> None:
+    """A server that was seen once more after it broke the connection, and refuses then, has died of it all the same."""
+    room = Room(FakeClient(FaultKind.CONNECTION_LOST, FaultKind.CONNECT))
+    assert asyncio.run(room.ask()).completion is not None
+    assert room.deaths == 1
+
+
+def test_a_suspect_is_not_asked_on() -> None:
+    """Where the deaths make the sample a suspect it is given back at once, with its permit."""
+    client = FakeClient()
+    client.script = [_leaving(client, FaultKind.CONNECTION_LOST)]
+    room = Room(client)
+    room.survives = 0
+    with pytest.raises(Suspected, match="http://server0 died while it worked on sample s1"):
+        asyncio.run(room.ask())
+    assert (len(client.requests), room.endpoints.all[0].pool.in_use) == (1, 0)
+
+
+def test_calls_that_find_a_dead_server_have_no_part_in_its_death() -> None:
+    """Calls in flight are all told of a death, one that begins before it is known here is not, and none pays."""
+
+    async def main() -> None:
+        client = FakeClient(*[FaultKind.CONNECTION_LOST] * 4)
+        room, client.alive, client.gate = Room(client, max_attempts=1), False, asyncio.Event()
+        (endpoint,) = room.endpoints.all
+        endpoint.set_state(State.UP, "ok")
+        endpoint.half_open = False
+        tasks = [asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION, on_death=room.note_death)) for _ in range(3)]
+        await until(lambda: client.in_flight == 3)
+        client.look_gate = asyncio.Event()
+        client.gate.set()
+        await until(lambda: client.in_flight == 0)
+        tasks.append(asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION, on_death=room.note_death)))
+        await until(lambda: len(client.requests) == 4)
+        client.look_gate.set()
+        await until(lambda: endpoint.state is State.DOWN)
+        assert client.probes == 1
+        client.alive = True
+        async with room.open(), asyncio.timeout(10):
+            outcomes = await asyncio.gather(*tasks)
+        assert [len(outcome.faults) for outcome in outcomes] == [1] * 4
+        assert room.deaths == 3
+
+    _run(main)
+
+
 # Waiting
 
 
@@ -325,10 +419,11 @@ def test_the_permit_is_free_while_a_sample_waits() -> None:
         client = FakeClient(fault)
         room = Room(client, permits=1)
         async with room.open(), asyncio.timeout(10):
-            first = asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION))
+            first = asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION, on_death=room.note_death))
             await until(lambda: client.requests)
             for number in range(3):
-                await room.caller.ask(Sample(id=f"other{number}", messages=SAMPLE.messages), _GENERATION)
+                other = Sample(id=f"other{number}", messages=SAMPLE.messages)
+                await room.caller.ask(other, _GENERATION, on_death=room.note_death)
             assert not first.done()
             assert (await first).attempts == 2
         assert client.peak_in_flight == 1
@@ -357,7 +452,8 @@ def test_the_next_call_does_not_meet_a_server_known_to_be_down() -> None:
         room = Room(client, permits=1)
         (endpoint,) = room.endpoints.all
         endpoint.set_state(State.UP, "ok")
-        tasks = [asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION)) for _ in range(3)]
+        asked = [room.caller.ask(SAMPLE, _GENERATION, on_death=room.note_death) for _ in range(3)]
+        tasks = [asyncio.create_task(one) for one in asked]
         await until(lambda: client.requests)
         client.gate.set()
         for _ in range(20):
@@ -379,7 +475,7 @@ def test_a_cancelled_call_gives_its_permit_back() -> None:
         client = FakeClient(latency_s=60)
         room = Room(client, permits=1)
         async with room.open():
-            task = asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION))
+            task = asyncio.create_task(room.caller.ask(SAMPLE, _GENERATION, on_death=room.note_death))
             await until(lambda: client.in_flight)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -414,6 +510,25 @@ def test_a_path_that_nobody_finds_is_waited_for() -> None:
     room = Room(client, max_attempts=1)
     room.endpoints.all[0].models = client.models
     assert asyncio.run(room.ask()).attempts == 2
+
+
+def test_parameters_that_a_server_would_pass_over_are_not_sent() -> None:
+    """A server that would not act on a parameter is not asked: the dataset hears of it, the permit is free."""
+    client = FakeClient()
+    client.refused = "vLLM 0.33.0 does not know top_kk"
+    room = Room(client)
+    with pytest.raises(ParametersRefusedError, match=r"http://server0: vLLM 0\.33\.0 does not know top_kk"):
+        asyncio.run(room.ask())
+    assert client.requests == []
+    assert room.endpoints.all[0].pool.in_use == 0
+
+
+def test_the_outcome_says_what_answered() -> None:
+    """The record's backend is what the server was found to be when it answered."""
+    client = FakeClient()
+    client.backend = Backend("vllm", "0.33.0")
+    assert asyncio.run(Room(client).ask()).backend == "vllm 0.33.0"
+    assert asyncio.run(Room(FakeClient()).ask()).backend is None
 
 
 # A real server

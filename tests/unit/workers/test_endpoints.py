@@ -15,7 +15,8 @@ from tests.conftest import RedisFactory
 from tests.support.fake_client import FakeClient, until
 from tests.support.redis_server import RedisServer
 from workers import endpoints as module
-from workers.endpoints import Endpoint, Endpoints, State, model_of
+from workers.endpoint import Endpoint, State
+from workers.endpoints import Endpoints, model_of
 from workers.faults import FaultKind, make_fault
 
 URL = "http://me:secret@127.0.0.1:8001"
@@ -191,6 +192,25 @@ def test_a_samples_own_faults_close_no_server(books: Queue, kind: FaultKind) -> 
     _run(main)
 
 
+def test_a_server_that_comes_up_is_asked_what_it_is(books: Queue) -> None:
+    """A server is asked what it is before its first call, and again after each outage: it may be another one."""
+
+    async def main() -> None:
+        client = FakeClient(alive=False)
+        endpoints = _endpoints(books, client)
+        (endpoint,) = endpoints.all
+        async with _kept(endpoints):
+            assert client.identified == 0
+            client.alive = True
+            await until(lambda: endpoint.state is State.UP)
+            assert client.identified == 1
+            _fail(endpoints, FaultKind.CONNECT)
+            await until(lambda: endpoint.state is State.UP)
+            assert client.identified == 2
+
+    _run(main)
+
+
 def test_a_server_that_came_back_is_closed_by_its_first_fault(books: Queue) -> None:
     """A server that answers probes again gets few calls at first, and one fault closes it; one success ends that."""
 
@@ -242,6 +262,27 @@ def test_a_server_is_sick_until_something_succeeds(books: Queue) -> None:
         endpoint.failing.update({"one", "two", "three"})
         assert not endpoints.is_sick(endpoint, started, "another")
         assert endpoints.is_sick(endpoint, time.monotonic() + 1, "another")
+
+    _run(main)
+
+
+def test_what_breaks_at_a_server_that_is_down_is_the_servers(books: Queue) -> None:
+    """A call that began before the server fell and breaks while it has been down is not the sample's doing."""
+
+    async def main() -> None:
+        endpoints = _endpoints(books, FakeClient())
+        await endpoints.look_at_all()
+        (endpoint,) = endpoints.all
+        started = time.monotonic()
+        _fail(endpoints, FaultKind.CONNECT)
+        assert not endpoints.is_sick(endpoint, started, "another")  # it may have felled it
+        endpoint.fell_at = started + 0.001
+        await asyncio.sleep(0.01)
+        assert not endpoints.is_sick(endpoint, started, "another")
+        endpoint.fell_at, started = endpoint.fell_at - 2.0, started - 3.0
+        assert endpoints.is_sick(endpoint, started, "another")
+        endpoint.set_state(State.UP, "ok")
+        assert not endpoints.is_sick(endpoint, started, "another")
 
     _run(main)
 

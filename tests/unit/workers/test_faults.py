@@ -358,7 +358,7 @@ def test_circle_of_causes_ends() -> None:
 def test_wire_side_imports_nothing_heavy() -> None:
     """Importing the worker's wire side loads neither openai nor aiohttp."""
     code = (
-        "import sys, workers.faults, workers.verdict, workers.clients.openai_chat;"
+        "import sys, workers.faults, app.verdict, workers.clients.openai_chat;"
         "sys.exit(bool({'openai', 'aiohttp', 'httpx2'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -31,10 +31,11 @@ class Worker:
         self.published: list[tuple[str, list[str]]] = []
         self.written: list[float] = []
         self.beats = 0
+        self.told = 0
         self.trouble: Exception | None = None
         """Raised by the progress duty."""
         self.publish: Callable[[str, Sequence[str]], None] = lambda _dataset, _ids: None
-        duties = Duties(self._heartbeat, self._publish, self._write)
+        duties = Duties(self._heartbeat, self._publish, self._write, self._tell_faults)
         self.keeper = Keeper(books, owner, duties, lease_s=lease_s, progress_s=progress_s)
 
     def _heartbeat(self) -> Mapping[str, Any]:
@@ -44,6 +45,9 @@ class Worker:
     def _publish(self, dataset: str, ids: Sequence[str]) -> None:
         self.published.append((dataset, list(ids)))
         self.publish(dataset, ids)
+
+    def _tell_faults(self) -> None:
+        self.told += 1
 
     def _write(self) -> None:
         self.written.append(time.monotonic())
@@ -123,7 +127,10 @@ def test_the_heart_goes_on_beating(books: Queue, started: Start) -> None:
     books.register("new", "f" * 16, {})
     wait_until(lambda: worker.beats >= before + 3)
     assert queue_name("new") in worker.keeper.queues[0]
+    assert worker.told >= 3, "failed calls are told with every beat"
+    told = worker.told
     worker.keeper.stop()
+    assert worker.told > told, "and the last ones at the end"
     assert books.workers() == []
     assert books.living(["me"]) == set()
 
@@ -131,15 +138,15 @@ def test_the_heart_goes_on_beating(books: Queue, started: Start) -> None:
 def test_the_first_worker_begins_the_session(books: Queue, started: Start) -> None:
     """Rates start anew when the first worker comes up, and not with the second one."""
     _put(books, "a")
-    enqueued = books.waiting(DATASET).session
+    enqueued = books.tally.look(DATASET).run
     first_worker = started(books, "first").keeper
     second_worker = started(books, "second").keeper
-    assert books.waiting(DATASET).session == enqueued
+    assert books.tally.look(DATASET).run == enqueued
     first_worker.begin()
-    first = books.waiting(DATASET).session
-    assert first > enqueued  # type: ignore[operator]
+    first = books.tally.look(DATASET).run
+    assert first.began > enqueued.began  # type: ignore[union-attr]
     second_worker.begin()
-    assert books.waiting(DATASET).session == first
+    assert books.tally.look(DATASET).run == first
 
 
 # The sweep
@@ -219,7 +226,7 @@ def test_one_worker_writes_progress_for_all(books: Queue, started: Start) -> Non
     wait_until(lambda: sum(len(worker.written) for worker in workers) >= 3)
     turns = sum(len(worker.written) for worker in workers)
     assert turns <= (time.monotonic() - began) / 0.4 + 1
-    wait_until(lambda: not books.rates(DATASET))
+    wait_until(lambda: not books.tally.look(DATASET).seconds)
 
 
 def test_progress_that_cannot_be_written_stops_nothing(

@@ -10,15 +10,24 @@ from typing import Any, cast
 import kombu
 import kombu.transport.redis
 import pytest
+import redis.exceptions
 from celery import Celery
 from celery.worker import state
 from kombu.asynchronous.timer import Timer
 
 from app import celery as mill_celery
+from app.clock import RedisClock
 from app.places import queue_name
 from app.queue import Queue
 from tests.conftest import Broker
-from workers.leases import LeaseKeeper, QueueFollower, keep_running_work_over_blips, reuse_redis_clients
+from workers.leases import (
+    LeaseKeeper,
+    QueueFollower,
+    free_the_slot_of_a_lost_ack,
+    keep_running_work_over_blips,
+    keep_time_by_redis,
+    reuse_redis_clients,
+)
 
 DATASET = "d"
 _kombu: Any = kombu
@@ -45,6 +54,10 @@ def _kombu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     qos, channel = kombu.transport.redis.QoS, kombu.transport.redis.Channel
     for owner, name in (
         (qos, "restore_unacked_once"),
+        (qos, "restore_visible"),
+        (qos, "ack"),
+        (qos, "reject"),
+        (kombu.transport.redis, "time"),
         (channel, "_disconnect_pools"),
         (channel, "_create_client"),
     ):
@@ -193,6 +206,61 @@ def test_refreshing_survives_a_lost_redis(celery: Celery, broker: Broker, worker
     running(message)
     broker.server.kill()
     LeaseKeeper(worker).refresh(worker)
+
+
+def test_deliveries_are_noted_and_taken_back_by_redis_time(celery: Celery, books: Queue, worker: CeleryWorker) -> None:
+    """A process whose clock is hours off writes Redis' time beside a delivery, and takes back what is old by it."""
+    kombu.transport.redis.time = lambda: time.time() + 7200.0
+    keep_time_by_redis(LeaseKeeper.clock)
+    LeaseKeeper(worker).refresh(worker)
+    _deliver(celery, worker, "a")
+    (score,) = _scores(books).values()
+    assert score == pytest.approx(books.now(), abs=5)
+    _sweep(worker)
+    assert books.client.hlen(books.keys.unacked) == 1
+    _age(books, 2 * _VISIBILITY_S)
+    _sweep(worker)
+    assert books.client.hlen(books.keys.unacked) == 0
+    assert books.client.llen(books.keys.queue(DATASET)) == 1
+
+
+def test_nothing_is_taken_back_while_the_clock_has_just_been_set(
+    celery: Celery, books: Queue, worker: CeleryWorker
+) -> None:
+    """For one visibility timeout after Redis' clock jumped, old scores mean nothing; then they do again."""
+    monotonic = [time.monotonic()]
+    clock = RedisClock(monotonic=lambda: monotonic[0])
+    keep_time_by_redis(clock)
+    clock.ask(books.client)
+    _deliver(celery, worker, "a")
+    _age(books, 7200.0)
+    monotonic[0] -= 7200.0  # against it, Redis' clock is two hours ahead
+    _sweep(worker)
+    assert books.client.hlen(books.keys.unacked) == 1
+    monotonic[0] += _VISIBILITY_S / 2
+    _sweep(worker)
+    assert books.client.hlen(books.keys.unacked) == 1
+
+
+def test_a_lost_ack_frees_its_slot(celery: Celery, broker: Broker, books: Queue, worker: CeleryWorker) -> None:
+    """A delivery whose ack or return Redis refuses is told, no longer counted as running, and comes back later."""
+    free_the_slot_of_a_lost_ack()
+    worker.channel.basic_qos(prefetch_count=2)
+    first, second = _deliver(celery, worker, "a", "b")
+    assert not worker.channel.qos.can_consume()
+    broker.client.config_set("min-replicas-to-write", 1)
+    try:
+        with pytest.raises(redis.exceptions.ResponseError):
+            first.ack()
+        with pytest.raises(redis.exceptions.ResponseError):
+            second.requeue()
+    finally:
+        broker.client.config_set("min-replicas-to-write", 0)
+    assert worker.channel.qos.can_consume()
+    assert books.client.hlen(books.keys.unacked) == 2
+    _age(books, 2 * _VISIBILITY_S)
+    _sweep(worker)
+    assert books.client.llen(books.keys.queue(DATASET)) == 2
 
 
 # Lost connections

@@ -167,7 +167,7 @@ def test_a_worker_tells_of_itself(build: Build, list_: Queue, model_server: Mode
     _put(list_, "a")
     mill = build(MILL_MODEL_URLS=url)
     assert mill.describe() == (
-        f"4 slots; model servers: {server.url} (at most 128 requests each); Redis: {mill._url.shown}"
+        f"4 slots; model servers: {server.url}, vLLM 0.33.0 (at most 128 requests each); Redis: {mill._url.shown}"
     )
     with ThreadPoolExecutor(1) as slots:
         slot = slots.submit(mill.generate, Ticket(DATASET, "a"))
@@ -178,6 +178,7 @@ def test_a_worker_tells_of_itself(build: Build, list_: Queue, model_server: Mode
         (name,) = beat["in_flight"]
         assert (beat["in_flight"][name], beat["bound"][name]) == (1, 128)
         assert beat["held"][name] >= 1
+        assert (beat["backend"], beat["templates"]) == ({name: "vllm 0.33.0"}, {})
         assert "secret" not in json.dumps(beat) + mill.describe()
         wait_until(lambda: list_.workers()[0]["busy"] == 1, what="a heartbeat in Redis that says so")
 

@@ -363,7 +363,7 @@ def test_connection_is_kept_and_marked() -> None:
             await client.complete(REQUEST)
             await client.complete(REQUEST)
             assert [seen.connection for seen in server.seen] == [1, 1]
-            session = client._pool._session
+            session = client._link.pool._session
             assert session is not None
             [(handler, _used)] = next(iter(session.connector._conns.values()))  # type: ignore[union-attr]
             sock = handler.transport.get_extra_info("socket")  # type: ignore[union-attr]
@@ -491,5 +491,40 @@ def test_probe(health: tuple[Any, int], models: tuple[Any, int], expected: Probe
         async with serving(reply) as server, asking(server.url) as client:
             assert await client.probe() == expected
             assert {seen.method for seen in server.seen} == {"GET"}
+
+    run(story())
+
+
+def test_probe_that_waits_in_vain() -> None:
+    """A server that takes the connection and says nothing is told from one that is not there."""
+
+    async def story() -> None:
+        async with serving(never_answer) as server, asking(server.url) as client:
+            expected = Probe(alive=False, words="no answer within 0.2 s", timed_out=True)
+            assert await client.probe(timeout_s=0.2) == expected
+
+    run(story())
+
+
+@pytest.mark.parametrize(("page", "status", "expected"), [(b"a 1\n", 200, b"a 1\n"), (b"not here", 404, b"")])
+def test_metrics(page: bytes, status: int, expected: bytes) -> None:
+    """The page stands beside /v1; a server without one has an empty page."""
+
+    async def story() -> None:
+        async with serving(replying(page, status)) as server, asking(server.url) as client:
+            assert await client.read_metrics(timeout_s=5) == expected
+            assert [seen.path for seen in server.seen] == ["/metrics"]
+
+    run(story())
+
+
+def test_metrics_that_do_not_come() -> None:
+    """A server that is too busy to say, or away, is no server without the page."""
+
+    async def story() -> None:
+        async with serving(never_answer) as server, asking(server.url) as client:
+            assert await client.read_metrics(timeout_s=0.2) is None
+        async with asking(server.url) as client:
+            assert await client.read_metrics(timeout_s=5) is None
 
     run(story())

@@ -31,6 +31,12 @@ COMPLETION = Completion(
     stop_reason=151643,
     prompt_token_ids=[1, 2],
     output_ids=[3, 4, 5],
+    ids="server",
+    ids_end="eos",
+    ids_check="ok",
+    raw="Hm.</think>Done.<call>",
+    template="0123456789abcdef",
+    notes=["odd"],
     usage=Usage(prompt_tokens=2, completion_tokens=3, reasoning_tokens=1, cached_tokens=0),
     model="served-as",
     response_id="chatcmpl-1",
@@ -48,6 +54,7 @@ OUTCOME = Outcome(
     request_id="s1-abc-r2-a2",
     model="served-as",
     seed=42,
+    backend="vllm 0.33.0",
 )
 GENERATION = generation_from_content(
     {"model": "m", "temperature": 0.5, "seed": 9, "system": "Be brief.", "extra_body": {"priority": 1}}
@@ -81,11 +88,19 @@ def test_an_accepted_record_has_every_field() -> None:
         "tool_calls": COMPLETION.tool_calls,
         "finish_reason": "tool_calls",
         "stop_reason": 151643,
+        "unparsed_calls": False,
         "prompt_token_ids": [1, 2],
         "output_ids": [3, 4, 5],
+        "ids": "server",
+        "ids_end": "eos",
+        "ids_check": "ok",
+        "raw": "Hm.</think>Done.<call>",
+        "template": "0123456789abcdef",
+        "notes": ["odd"],
         "usage": {"prompt_tokens": 2, "completion_tokens": 3, "reasoning_tokens": 1, "cached_tokens": 0},
         "model": "served-as",
         "endpoint": "http://server",
+        "backend": "vllm 0.33.0",
         "protocol": "openai",
         "sampling": {"max_tokens": 8192, "temperature": 0.5, "priority": 1},
         "seed": 42,
@@ -145,6 +160,11 @@ def test_a_failed_record_says_why_and_guesses_nothing() -> None:
             "stop_reason",
             "prompt_token_ids",
             "output_ids",
+            "ids",
+            "ids_end",
+            "ids_check",
+            "raw",
+            "template",
             "latency_s",
         )
     )
@@ -155,6 +175,7 @@ def test_a_failed_record_says_why_and_guesses_nothing() -> None:
         "reason": "context_overflow",
         "error": "too long by 5",
         "model": "m",
+        "notes": [],
         "usage": {"prompt_tokens": None, "completion_tokens": None, "reasoning_tokens": None, "cached_tokens": None},
     }
     assert msgspec.to_builtins(record) == expected

@@ -86,7 +86,7 @@ def test_a_record_is_written_indexed_and_its_payload_dropped(
     assert folder.lines(Kind.ACCEPTED).read_bytes() == pen("a", tokens=7).line
     assert picture(ledger) == fresh_picture(folder)
     assert books.waiting_ids(DATASET, ["a", "b", "c"]) == {"c"}
-    (second,) = books.rates(DATASET).values()
+    (second,) = books.tally.look(DATASET).seconds.values()
     assert second == {"accepted": 1, "failed": 1, "tokens": 7}
 
 
@@ -263,7 +263,7 @@ def test_redis_away_holds_nothing_back(
         server.start()
         wait_until(lambda: books.depth(DATASET) == 1, what="an empty work list")
         assert books.waiting_ids(DATASET, ["a", "b", "c", "left"]) == {"left"}
-        tallies: Sequence[dict[str, int]] = list(books.rates(DATASET).values())
+        tallies: Sequence[dict[str, int]] = list(books.tally.look(DATASET).seconds.values())
         assert sum(tally.get("accepted", 0) for tally in tallies) == 2
     finally:
         desk.recorder.stop()

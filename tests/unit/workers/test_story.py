@@ -22,7 +22,9 @@ from tests.support.folders import pen
 from tests.support.processes import wait_until
 from workers import story as module
 from workers.caller import Caller
+from workers.clients.base import Request
 from workers.endpoints import Endpoint, Endpoints, State
+from workers.fault_tally import FaultTally
 from workers.faults import FaultKind
 from workers.loop import LoopThread
 from workers.permits import Block
@@ -54,6 +56,7 @@ class Stage:
             store=settings.load(settings.StoreSettings, prepared_dir=prepared),
             caller=Caller(self.endpoints, settings.load(settings.WorkerSettings, max_attempts=2, backoff_s=0.001)),
             recorder=self._recorder,
+            faults=FaultTally(),
             loop=self._loop,
             stopping=lambda: self.stopping,
         )
@@ -225,13 +228,19 @@ def test_an_orphan_whose_line_is_on_disk(stage: Stage, books: Queue, ledger: Led
 def test_an_orphan_that_was_never_answered(
     stage: Stage, books: Queue, folder: DatasetFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A dead worker's sample is asked, and a second death is told, for the prompt may be what kills them."""
-    _put(books, "a")
+    """A dead worker's sample is asked; after a second death it is told, put behind the others, and asked then."""
+    _put(books, "a", "b")
+    books.take(DATASET, "b", "dead worker")
+    stage.generate(Ticket(DATASET, "b"))
+    assert (_lines(folder), caplog.text) == (1, "")
     for number in range(2):
         books.take(DATASET, "a", f"dead worker {number}")
+    with pytest.raises(HandedBack):
+        stage.generate()
+    assert "died more than once while sample a was asked" in caplog.text
+    assert (_lines(folder), _waits(books)) == (1, True)
     stage.generate()
-    assert _lines(folder) == 1
-    assert "2 workers died while they asked sample a" in caplog.text
+    assert (_lines(folder), _waits(books)) == (2, False)
 
 
 def test_a_torn_line_of_a_dead_worker(
@@ -293,6 +302,103 @@ def test_a_dataset_that_asks_for_a_missing_model_is_paused(
     assert "dataset d is paused" in caplog.text
     books.resume(DATASET)
     assert _is_free(books)
+
+
+# Deaths
+
+
+def _suspect(books: Queue, *ids: str) -> None:
+    """Let two workers die over samples."""
+    _put(books, *ids)
+    for owner in ("one", "two", "three"):
+        for id_ in ids:
+            books.take(DATASET, id_, f"dead worker {owner}")
+    for id_ in ids:
+        books.release(DATASET, id_, "dead worker three")
+
+
+def test_poison_is_given_up_unasked(
+    stage: Stage, books: Queue, ledger: Ledger, folder: DatasetFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sample over which a third worker died alone fails with that as its record, and no request is made."""
+    _suspect(books, "a")
+    assert books.take(DATASET, "a", "third dead worker").ours
+    with pytest.raises(SampleFailed, match="poison: 3 workers or model servers died while this sample was asked"):
+        stage.generate()
+    assert (stage.client.requests, _waits(books), _lines(folder, Kind.FAILED)) == ([], False, 1)
+    record = ledger.read(ledger.look_up(["a"])["a"])
+    assert b'"reason":"poison"' in record
+    assert b'"attempts":3,' in record
+    assert b"producer retry d --fault poison asks it again" in record
+    assert "sample a failed: poison" in caplog.text
+
+
+def test_poison_whose_answer_is_on_disk_is_none(
+    stage: Stage, books: Queue, ledger: Ledger, folder: DatasetFolder
+) -> None:
+    """What was recorded before the last death counts: nothing is given up."""
+    _suspect(books, "a")
+    assert books.take(DATASET, "a", "third dead worker").ours
+    ledger.commit([pen("a")])
+    stage.generate()
+    assert (_lines(folder), _lines(folder, Kind.FAILED), _waits(books)) == (1, 0, False)
+
+
+def test_a_suspect_waits_for_the_lane_in_the_queue(stage: Stage, books: Queue, folder: DatasetFolder) -> None:
+    """While another suspect is asked a suspect's ticket goes back after a while, and later it is asked."""
+    _suspect(books, "a", "b")
+    _live(books, "other")
+    assert books.take(DATASET, "b", "other").ours
+    with pytest.raises(HandedBack):
+        stage.generate()
+    assert (stage.client.requests, _waits(books)) == ([], True)
+    books.release(DATASET, "b", "other")
+    stage.generate()
+    assert _lines(folder) == 1
+
+
+def test_a_wait_for_the_lane_ends_with_the_worker(stage: Stage, books: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspect that waits for the lane goes back at once when the worker is told to end."""
+    monkeypatch.setattr(module, "_LANE_WAIT_S", 60.0)
+    _suspect(books, "a", "b")
+    _live(books, "other")
+    books.take(DATASET, "b", "other")
+    slot = stage.start()
+    wait_until(lambda: stage.story.busy)
+    stage.stop()
+    with pytest.raises(HandedBack):
+        slot.result(_WAIT_S)
+
+
+def test_a_servers_death_is_counted_and_the_second_hands_the_sample_back(
+    stage: Stage, books: Queue, client: FakeClient, folder: DatasetFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sample goes on after the first death of its server; after the second its ticket goes behind the others."""
+    endpoint = stage.endpoints.all[0]
+
+    def dying(_request: Request) -> FaultKind:
+        client.alive = False
+        return FaultKind.CONNECTION_LOST
+
+    def come_back() -> None:
+        client.alive = True
+        endpoint.set_state(State.UP, "ok")
+        stage.endpoints.gate.hand_out()
+
+    client.script = [dying, dying]
+    _put(books, "a")
+    _live(books)
+    slot = stage.start()
+    wait_until(lambda: endpoint.state is State.DOWN)
+    assert (stage.story.busy, slot.done()) == (1, False)
+    stage._loop.soon(come_back)
+    with pytest.raises(HandedBack):
+        slot.result(_WAIT_S)
+    assert "died more than once while sample a was asked" in caplog.text
+    assert (_waits(books), books.waiting(DATASET).in_flight) == (True, 0)
+    stage._loop.soon(come_back)
+    stage.generate()
+    assert _lines(folder) == 1
 
 
 # Settings

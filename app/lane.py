@@ -1,0 +1,87 @@
+"""Hands samples to workers one by one, and holds those apart over which workers and servers have died."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any, cast
+
+import msgspec
+import redis.client
+from redis.commands.core import Script
+
+from app.broker import Client, text
+from app.places import Keys, folder_name, suspect_field
+from app.records import Sample
+
+_KEEP_S = 3600
+"""Seconds after the last recorded suspect for which the lane stays wide."""
+
+decode_sample = msgspec.json.Decoder(Sample).decode
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """The answer to a worker that wants to ask a sample."""
+
+    state: str
+    """gone, held, paused, aside, full, poison, new, mine or orphan (see take.lua)."""
+    sample: Sample | None = None
+    deaths: int = 0
+    """Workers and model servers that died while it was asked."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether this worker may ask it."""
+        return self.sample is not None
+
+
+class Lane:
+    """The scripts that lane.lua stands before (docs/design/poison.md)."""
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._take = client.register_script(_script("take"))
+        self._release = client.register_script(_script("release"))
+        self._blame = client.register_script(_script("blame"))
+
+    def take(self, dataset: str, sample_id: str, owner: str) -> Taken:
+        """Take a sample for `owner`, or say why not."""
+        state, *rest = cast("list[Any]", self._run(self._take, dataset, sample_id, owner))
+        if not rest:
+            return Taken(text(state))
+        return Taken(text(state), decode_sample(rest[0]), int(rest[1]))
+
+    def release(self, dataset: str, sample_id: str, owner: str) -> None:
+        """Give a sample back that `owner` took and did not record."""
+        self._run(self._release, dataset, sample_id, owner)
+
+    def blame(self, dataset: str, sample_id: str, owner: str) -> bool:
+        """Count the death of a model server that worked on a sample of `owner`; tell whether it is a suspect now."""
+        return bool(self._run(self._blame, dataset, sample_id, owner))
+
+    def leave(self, pipe: redis.client.Pipeline, dataset: str, ids: Sequence[str]) -> None:
+        """Let samples out of the lane; the pipeline's reply is how many were in it."""
+        pipe.hdel(self._keys.suspects, *(suspect_field(dataset, id_) for id_ in ids))
+
+    def widen(self, suspects: int) -> None:
+        """Make room after so many suspects were recorded."""
+        if suspects:
+            with self._client.pipeline(transaction=False) as pipe:
+                pipe.incrby(self._keys.lane, suspects)
+                pipe.expire(self._keys.lane, _KEEP_S)
+                pipe.execute()
+
+    def _run(self, script: Script, dataset: str, sample_id: str, owner: str) -> Any:
+        at, folder = self._keys, folder_name(dataset)
+        own = (at.prompts(dataset), at.flights(dataset), at.deaths(dataset))
+        keys = [*own, at.paused, at.suspects, at.lane, at.datasets]
+        prefixes = (at.worker(""), *(key.removesuffix(folder) for key in own[1:]))
+        return script(keys=keys, args=[sample_id, owner, dataset, folder, *prefixes])
+
+
+def _script(name: str) -> str:
+    scripts = resources.files("app").joinpath("lua")
+    return "".join(scripts.joinpath(f"{part}.lua").read_text(encoding="utf-8") for part in ("lane", name))

@@ -1,0 +1,178 @@
+"""Which model server answers at an endpoint, found out by asking it, and what follows from that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from workers.clients import parameters
+
+MODELS_PATH = "/v1/models"
+_MOST_WORDS = 40
+"""Characters of a version at most: it comes from outside and stands in every record."""
+_LEAST_SCHEMA = 8
+"""Properties that a published request schema must have to be believed."""
+
+Document = Mapping[str, Any]
+Get = Callable[[str], Awaitable[tuple[Mapping[str, str], Document]]]
+"""Asks for a path; returns the answer's headers (names in lower case) and JSON object, both empty for a refusal."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dialect:
+    """What is true of every server of one make at its chat endpoint."""
+
+    shown: str
+    """Its name in sentences; empty for a server that was not recognised."""
+    ask_ids: frozenset[str] = frozenset()
+    """Request fields that, being true, make it answer with the exact ids; empty: it cannot."""
+    known: frozenset[str] | None = None
+    """The parameters that it takes, by their names in the request; None: not known, so everything is sent."""
+    strict: bool = False
+    """Whether it refuses unknown parameters; most pass over them in silence."""
+    keeps_end: bool | None = None
+    """Whether the output ids of an answer that ended by itself hold the end token; None: not known."""
+
+
+_VLLM_WAY = frozenset({"return_token_ids"})
+
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        "vllm": Dialect("vLLM", _VLLM_WAY, parameters.VLLM, keeps_end=True),
+        "sglang": Dialect("SGLang", _VLLM_WAY, parameters.SGLANG, keeps_end=True),
+        "llama.cpp": Dialect(
+            "llama.cpp",
+            frozenset({"return_tokens", "verbose"}),
+            parameters.LLAMA_CPP,
+            keeps_end=True,
+        ),
+        "tensorrt-llm": Dialect("TensorRT-LLM", known=parameters.TENSORRT_LLM, strict=True),
+        "transformers": Dialect("transformers serve", known=parameters.TRANSFORMERS, strict=True),
+        # Both hand on what they do not know, so that only the server behind them could tell.
+        "litellm": Dialect("LiteLLM", _VLLM_WAY),
+        "openrouter": Dialect("OpenRouter"),
+        # Asked as it always was: most servers pass over the field, and one that refuses it by name is asked without.
+        "": Dialect("", _VLLM_WAY),
+    }
+)
+"""What is known of each make, by the name that records carry."""
+
+_OWNERS = MappingProxyType(
+    {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "tensorrt_llm": "tensorrt-llm"}
+)
+"""The `owned_by` of the models that servers list, which most leave as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """The server at an endpoint."""
+
+    name: str = ""
+    version: str = ""
+    known: frozenset[str] | None = None
+    """The parameters of this very version, where it publishes them; else those of its dialect."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """What is true of its make."""
+        return DIALECTS[self.name]
+
+    @property
+    def parameters(self) -> frozenset[str] | None:
+        """The parameters that its chat endpoint takes; None: not known."""
+        return self.dialect.known if self.known is None else self.known
+
+    @property
+    def label(self) -> str | None:
+        """Name and version as records carry them; None for a server that was not recognised."""
+        return f"{self.name} {self.version}".strip() or None
+
+    @property
+    def shown(self) -> str:
+        """Name and version for a sentence."""
+        return f"{self.dialect.shown} {self.version}".strip() or "the server"
+
+
+UNKNOWN = Backend()
+"""A server that was not asked, or was not recognised: asked as OpenAI's chat completions, all parameters sent."""
+
+
+async def identify(base_url: str, get: Get) -> Backend:
+    """Ask a server that is up what it is: its list of models first, which mostly says it, then the paths of each make.
+
+    At most seven small requests, none of which generates anything. `get` may raise, and its exceptions come through.
+    """
+    get = _once_a_path(get)
+    headers, models = await get(MODELS_PATH)
+    name = "openrouter" if "openrouter.ai" in base_url else _name_by(headers, models)
+    document: Document = {}
+    if name in {"vllm", "tensorrt-llm"}:
+        _, document = await get("/version")
+    elif name == "sglang":
+        document = await _server_info(get)
+    elif name == "llama.cpp":
+        _, document = await get("/props")
+    elif not name:
+        name, document = await _by_paths(get)
+    known = await _published(get) if name in {"vllm", "sglang", "tensorrt-llm"} else None
+    return Backend(name, _version(headers, document), known)
+
+
+def _once_a_path(get: Get) -> Get:
+    answers: dict[str, tuple[Mapping[str, str], Document]] = {}
+
+    async def remembered(path: str) -> tuple[Mapping[str, str], Document]:
+        if path not in answers:
+            answers[path] = await get(path)
+        return answers[path]
+
+    return remembered
+
+
+def _name_by(headers: Mapping[str, str], models: Document) -> str:
+    if "x-litellm-version" in headers:
+        return "litellm"
+    data = models.get("data")
+    owners = [model.get("owned_by") for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+    return next((_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS), "")
+
+
+async def _server_info(get: Get) -> Document:
+    _, document = await get("/server_info")
+    return document or (await get("/get_server_info"))[1]  # what SGLang called it before 0.5
+
+
+async def _by_paths(get: Get) -> tuple[str, Document]:
+    """Recognise a server whose models have owners of their own."""
+    document = await _server_info(get)
+    if "tokenizer_path" in document or "internal_states" in document:
+        return "sglang", document
+    _, document = await get("/props")
+    if "default_generation_settings" in document:
+        return "llama.cpp", document
+    _, schema = await get("/openapi.json")
+    paths = schema.get("paths")
+    if isinstance(paths, dict):
+        if {"/load_model", "/v1/responses"} <= paths.keys():
+            return "transformers", {}
+        if "/v1/chat/completions/render" in paths or "/inference/v1/generate" in paths:
+            return "vllm", (await get("/version"))[1]
+    return "", {}
+
+
+def _version(headers: Mapping[str, str], document: Document) -> str:
+    version = headers.get("x-litellm-version") or document.get("version") or document.get("build_info") or ""
+    return version[:_MOST_WORDS] if isinstance(version, str) and version.isprintable() else ""
+
+
+async def _published(get: Get) -> frozenset[str] | None:
+    """Return the chat parameters that the server's own schema names, which fit its version better than any list."""
+    _, document = await get("/openapi.json")
+    schemas = document.get("components", {})
+    for key in ("schemas", "ChatCompletionRequest", "properties"):
+        schemas = schemas.get(key, {}) if isinstance(schemas, dict) else {}
+    if not isinstance(schemas, dict) or len(schemas) < _LEAST_SCHEMA or "messages" not in schemas:
+        return None
+    return frozenset(schemas) | parameters.TOKEN_LIMITS

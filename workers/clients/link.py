@@ -1,0 +1,238 @@
+"""What every protocol's client shares: one endpoint's address, key and connections, and the looks at it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import dataclasses
+import logging
+import re
+import time
+import urllib.parse
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify
+from workers.clients.base import CallFailed, Probe
+from workers.faults import Fault, FaultKind, classify_answer, make_fault
+from workers.wording import one_line, words_of_body
+
+if TYPE_CHECKING:
+    from workers.clients.transport import RawAnswer
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "X-Request-Id"
+_NOT_HEADER_SAFE = re.compile(r"[^!-~]+")
+_NO_SUCH_PATH = frozenset({404, 405, 501})
+_REFUSED = frozenset({401, 403, 404})
+_NOT_NOW = frozenset({401, 403, 407, 408, 429, 500, 502, 503, 504})
+"""Statuses for the list of models that say nothing of what the server is."""
+_IDENTIFY_TIMEOUT_S = 5.0
+"""Seconds for all the questions about what a server is; one that has not answered by then counts as not recognised."""
+_ASK_AGAIN_S = 30.0
+"""Seconds after which a server that could not be asked what it is, is asked again."""
+_JSON = "application/json"
+
+_Sent = TypeVar("_Sent")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkOptions:
+    """How an endpoint is reached."""
+
+    api_key: str | None
+    request_timeout_s: float
+    connect_timeout_s: float
+    max_connections: int
+    max_body_bytes: int
+
+
+class Link:
+    """One endpoint's connections; made and used inside one event loop."""
+
+    def __init__(self, base_url: str, options: LinkOptions) -> None:
+        """Prepare for `base_url` (without `/v1`); a name and password in the URL go before the key."""
+        from workers.clients.transport import ConnectionPool  # noqa: PLC0415 - aiohttp is slow to import
+
+        self.base_url, login = _split_login(base_url)
+        key = options.api_key
+        self.authorization = login or (f"Bearer {key}" if key else None)
+        secrets = [re.escape(secret) for secret in (key, login and login.partition(" ")[2]) if secret]
+        # Whole words only: a made-up key such as "x" is part of many words.
+        self._secret = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(secrets)})(?![A-Za-z0-9])") if secrets else None
+        self.headers = {"Accept-Encoding": "identity", "User-Agent": "promptmill"}
+        if self.authorization:
+            self.headers["Authorization"] = self.authorization
+        self.request_timeout_s = options.request_timeout_s
+        self.pool = ConnectionPool(
+            max_connections=options.max_connections,
+            connect_timeout_s=options.connect_timeout_s,
+            max_body_bytes=options.max_body_bytes,
+        )
+        self.backend = UNKNOWN
+        self._identified = False
+        self._asked_at = float("-inf")
+        self._asking = asyncio.Lock()
+
+    # Questions
+
+    async def post(self, path: str, fields: Mapping[str, Any], request_id: str) -> tuple[RawAnswer, float]:
+        """Send a JSON body once, again at once if the connection had gone stale; return the answer and its seconds."""
+        body = msgspec.json.encode(fields)
+        headers = {**self.headers, "Content-Type": _JSON, REQUEST_ID_HEADER: header_safe(request_id)}
+
+        async def send() -> tuple[RawAnswer, float]:
+            started = time.perf_counter()
+            answer = await self.pool.fetch("POST", f"{self.base_url}{path}", headers=headers, body=body)
+            return answer, time.perf_counter() - started
+
+        return await once_more_if_stale(send)
+
+    async def answer_of(self, path: str, fields: Mapping[str, Any], request_id: str) -> tuple[bytes, float]:
+        """Return the body of a success and its seconds; raises CallFailed for every other status."""
+        answer, latency_s = await self.post(path, fields, request_id)
+        if not 200 <= answer.status < 300:
+            headers = {name.decode("latin1"): value.decode("latin1") for name, value in answer.headers}
+            raise CallFailed(classify_answer(answer.status, headers, answer.body, now=time.time()))
+        return answer.body, latency_s
+
+    async def within_deadline(self, call: Awaitable[_Sent]) -> _Sent:
+        """Wait for a call until the request's deadline; what it raises carries no secret of ours."""
+        try:
+            async with asyncio.timeout(self.request_timeout_s):
+                return await call
+        except TimeoutError as error:
+            message = f"no answer within {self.request_timeout_s:g} s (MILL_REQUEST_TIMEOUT_S)"
+            raise CallFailed(make_fault(FaultKind.TIMEOUT, message)) from error
+        except CallFailed as failure:
+            raise CallFailed(self.without_secrets(failure.fault)) from failure.__cause__
+
+    # Looks
+
+    async def probe(self, *, timeout_s: float) -> Probe:
+        """Look at `/health` and `/v1/models`; a server without `/health` is judged by its models alone."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                health = await self._get("/health")
+                if health.status >= 300 and health.status not in _NO_SUCH_PATH:
+                    return self._not_alive(health)
+                models = await self._get("/v1/models")
+        except TimeoutError:
+            return Probe(alive=False, words=f"no answer within {timeout_s:g} s", timed_out=True)
+        except CallFailed as failure:
+            return Probe(alive=False, words=self._hide(failure.fault.message))
+        if models.status == 200:
+            return Probe(alive=True, words="ok", models=_model_names(models.body))
+        if models.status in _NO_SUCH_PATH and health.status < 300:
+            return Probe(alive=True, words="ok")
+        return self._not_alive(models)
+
+    async def read_metrics(self, *, timeout_s: float) -> bytes | None:
+        """Return the `/metrics` page that vLLM, SGLang and llama.cpp have beside `/v1`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                page = await self._get("/metrics")
+        except (TimeoutError, CallFailed):
+            return None
+        return page.body if page.status == 200 else b""
+
+    async def identify(self, *, again: bool = False) -> Backend:
+        """Return what the server is, asking it the first time and whenever it may be another one (`again`).
+
+        Never raises: a server that does not answer in time counts as not recognised, and is asked again later.
+        """
+        if self._identified and not again:
+            return self.backend
+        async with self._asking:
+            asked_before = time.monotonic() - self._asked_at < _ASK_AGAIN_S
+            if not again and (self._identified or asked_before):
+                return self.backend
+            try:
+                async with asyncio.timeout(_IDENTIFY_TIMEOUT_S):
+                    backend = await identify(self.base_url, self._get_document)
+            except (TimeoutError, CallFailed):
+                self._asked_at = time.monotonic()
+                return self.backend
+            if backend.label and backend != self.backend:
+                logger.info("the model server at %s is %s", urllib.parse.urlsplit(self.base_url).netloc, backend.shown)
+            self.backend, self._identified = backend, True
+        return backend
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.pool.aclose()
+
+    async def _get(self, path: str) -> RawAnswer:
+        return await self.pool.fetch("GET", f"{self.base_url}{path}", headers=self.headers)
+
+    async def _get_document(self, path: str) -> tuple[Mapping[str, str], Mapping[str, Any]]:
+        answer = await self._get(path)
+        headers = {name.decode("latin1").lower(): value.decode("latin1") for name, value in answer.headers}
+        if path == MODELS_PATH and answer.status in _NOT_NOW:
+            words = f"HTTP {answer.status} for {path}"
+            raise CallFailed(make_fault(FaultKind.OVERLOADED, words, status=answer.status))
+        if answer.status != 200:
+            return headers, {}
+        try:
+            document = msgspec.json.decode(answer.body)
+        except (ValueError, RecursionError):
+            return headers, {}
+        return headers, document if isinstance(document, dict) else {}
+
+    # Words
+
+    def _not_alive(self, answer: RawAnswer) -> Probe:
+        words = self._hide(one_line(f"HTTP {answer.status}: {words_of_body(answer.body)[0]}", 200))
+        return Probe(alive=False, words=words, refuses=answer.status in _REFUSED)
+
+    def without_secrets(self, fault: Fault) -> Fault:
+        """Return the fault with every key that a server repeated taken out of its words."""
+        return dataclasses.replace(fault, message=self._hide(fault.message))
+
+    def _hide(self, words: str) -> str:
+        return self._secret.sub("***", words) if self._secret else words
+
+
+async def once_more_if_stale(send: Callable[[], Awaitable[_Sent]]) -> _Sent:
+    """Send a request, and again at once where the server had closed the idle connection that it went over."""
+    try:
+        return await send()
+    except CallFailed as failure:
+        if failure.fault.kind is not FaultKind.STALE_CONNECTION:
+            raise
+    try:
+        return await send()
+    except CallFailed as failure:
+        if failure.fault.kind not in {FaultKind.STALE_CONNECTION, FaultKind.CONNECT}:
+            raise
+        # No coincidence: the server closes its connections instead of answering, or it died over the request.
+        message = f"the connection was closed without an answer; then: {failure.fault.message}"
+        raise CallFailed(make_fault(FaultKind.CONNECTION_LOST, message)) from failure
+
+
+def header_safe(text: str) -> str:
+    """Return the text with every run of characters that no HTTP header can carry made one `_`."""
+    return _NOT_HEADER_SAFE.sub("_", text)
+
+
+def _split_login(base_url: str) -> tuple[str, str | None]:
+    """Return the URL without its user name and password, and these as an Authorization header."""
+    parts = urllib.parse.urlsplit(base_url)
+    login, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return base_url, None
+    token = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+    return urllib.parse.urlunsplit(parts._replace(netloc=host)), f"Basic {token}"
+
+
+def _model_names(body: bytes) -> tuple[str, ...]:
+    try:
+        listed = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        return ()
+    models = listed.get("data") if isinstance(listed, dict) else None
+    names = [model.get("id") for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+    return tuple(name for name in names if isinstance(name, str))

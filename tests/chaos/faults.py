@@ -322,7 +322,11 @@ def _rewrite_file(world: World, step: Step) -> Begun:
         if not path.exists():
             raise Skipped("there are no records")
         copy = path.with_name("copy-of-records")
-        shutil.copyfile(path, copy)
+        try:
+            shutil.copyfile(path, copy)
+        except OSError as error:
+            copy.unlink(missing_ok=True)
+            raise Skipped(f"there is no room for a copy: {error.strerror}") from error
         copy.replace(path)
     return Begun(f"{path.parent.name}/{path.name}")
 

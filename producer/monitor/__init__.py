@@ -1,0 +1,1 @@
+"""`producer monitor`: a run as it goes, in a terminal or as plain lines."""

@@ -1,0 +1,1 @@
+"""`producer report`: one page about a run, made of its files alone."""

@@ -1,0 +1,131 @@
+"""Reads every record of a dataset once and keeps distributions alone, however many there are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from app import jsonl
+from app.histogram import Histogram, bucket_of
+from app.places import DatasetFolder
+from app.records import Kind
+
+_KINDS = (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED)
+_TELL_EVERY = 5000
+"""Lines between two calls of `tell`."""
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Head(msgspec.Struct):
+    """What a report needs of a record; the decoder passes over all the rest."""
+
+    usage: _Usage | None = None
+    latency_s: float | None = None
+    attempts: int | None = None
+    finish_reason: str | None = None
+    model: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Head).decode
+
+
+@dataclasses.dataclass
+class Tally:
+    """Values by bucket, counted up."""
+
+    counts: Counter[int] = dataclasses.field(default_factory=Counter)
+    total: float = 0.0
+
+    def add(self, value: float | None) -> None:
+        """Count a value, if there is one."""
+        if value is not None and value >= 0:
+            self.counts[bucket_of(value)] += 1
+            self.total += value
+
+    def histogram(self) -> Histogram:
+        """Return what has been counted."""
+        return Histogram(dict(self.counts), self.total)
+
+
+@dataclasses.dataclass
+class Scan:
+    """What all records of a dataset have in common."""
+
+    lengths: Tally = dataclasses.field(default_factory=Tally)
+    """Completion tokens of accepted samples."""
+    prompts: Tally = dataclasses.field(default_factory=Tally)
+    """Their prompt tokens."""
+    latencies: Tally = dataclasses.field(default_factory=Tally)
+    """Seconds of the answered calls, accepted or rejected."""
+    reasoning: int = 0
+    """Reasoning tokens of accepted samples, where the server tells them."""
+    attempts: Counter[int] = dataclasses.field(default_factory=Counter)
+    """Calls -> accepted samples that took so many."""
+    models: Counter[str] = dataclasses.field(default_factory=Counter)
+    """The servers' names of the model -> accepted samples."""
+
+    def merge(self, other: Scan) -> None:
+        """Add what another dataset has."""
+        for mine, theirs in (
+            (self.lengths, other.lengths),
+            (self.prompts, other.prompts),
+            (self.latencies, other.latencies),
+        ):
+            mine.counts.update(theirs.counts)
+            mine.total += theirs.total
+        self.reasoning += other.reasoning
+        self.attempts.update(other.attempts)
+        self.models.update(other.models)
+
+
+def size_of(folder: DatasetFolder) -> int:
+    """Return how many bytes a scan reads."""
+    return sum(path.stat().st_size for kind in _KINDS if (path := folder.lines(kind)).exists())
+
+
+def scan(folder: DatasetFolder, *, tell: Callable[[int], None] = lambda _bytes: None) -> Scan:
+    """Read every record; `tell` hears now and then how many bytes more have been read.
+
+    Lines that are no records are passed over. Raises StoreError.
+    """
+    found = Scan()
+    for kind in _KINDS:
+        for head in _heads(folder, kind, tell):
+            if kind is not Kind.FAILED:
+                found.latencies.add(head.latency_s)
+            if kind is Kind.ACCEPTED:
+                _add(found, head)
+    return found
+
+
+def _add(found: Scan, head: _Head) -> None:
+    usage = head.usage or _Usage()
+    found.lengths.add(usage.completion_tokens)
+    found.prompts.add(usage.prompt_tokens)
+    found.reasoning += usage.reasoning_tokens or 0
+    if head.attempts:
+        found.attempts[head.attempts] += 1
+    if head.model:
+        found.models[head.model] += 1
+
+
+def _heads(folder: DatasetFolder, kind: Kind, tell: Callable[[int], None]) -> Iterator[_Head]:
+    read, told = 0, 0
+    for number, line in enumerate(jsonl.read_lines(folder.lines(kind)), start=1):
+        read = line.offset + len(line.data) + 1
+        if number % _TELL_EVERY == 0:
+            tell(read - told)
+            told = read
+        try:
+            yield _decode(line.data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # verify names them
+    tell(read - told)

@@ -120,7 +120,7 @@ def test_unknown_parameters_are_sent_where_that_is_wanted(mill: Mill, model_serv
 
 
 def test_a_worker_without_the_tokenizer_says_so(mill: Mill, model_server: ModelServerFactory) -> None:
-    """A protocol without its tokenizer pauses the dataset with the sentence that says what is missing; nothing fails."""
+    """A protocol without its tokenizer pauses the dataset with the sentence that says what is missing."""
     server = model_server(dialect="sglang")
     mill.env |= {"MILL_PROTOCOL": "sglang", "MILL_TOKENIZER": "/no/such/tokenizer"}
     mill.enqueue(["one", "two"])

@@ -48,22 +48,6 @@ def celery(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     made.close()
 
 
-@pytest.fixture(autouse=True)
-def _kombu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take back after the test what it changes in kombu."""
-    qos, channel = kombu.transport.redis.QoS, kombu.transport.redis.Channel
-    for owner, name in (
-        (qos, "restore_unacked_once"),
-        (qos, "restore_visible"),
-        (qos, "ack"),
-        (qos, "reject"),
-        (kombu.transport.redis, "time"),
-        (channel, "_disconnect_pools"),
-        (channel, "_create_client"),
-    ):
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-
-
 class CeleryWorker:
     """As much of Celery's consumer as our boot steps use, on a real kombu consumer and a real timer."""
 

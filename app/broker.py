@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 import redis.credentials
 import redis.exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from app.errors import BrokerError, BrokerFullError, BrokerUnreachableError, SettingError
 from app.places import StateDir
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 SCHEMES = ("redis", "rediss", "redis+socket", "unix")
 _CONNECT_TIMEOUT_S = 5
 _SOCKET_TIMEOUT_S = 60
+_COMMAND_TIMEOUT_S = 8
+"""For what somebody waits for in front of a terminal."""
+_HANGING_TIMEOUT_S = 1
+_MOST_CONNECTIONS = 32
 _UNREADABLE = (
     "MILL_REDIS_URL cannot be used: host, port or database cannot be read; percent-encode special characters "
     "in the password (# is %23, / is %2F, [ is %5B, @ is %40), or put it into MILL_REDIS_PASSWORD."
@@ -183,22 +189,48 @@ def _database(text: str) -> int:
     return number
 
 
-def connect(url: BrokerUrl) -> Client:
+def connect(
+    url: BrokerUrl,
+    *,
+    connect_timeout_s: float = _CONNECT_TIMEOUT_S,
+    timeout_s: float = _SOCKET_TIMEOUT_S,
+    retry: Retry | None = None,
+    most: int = _MOST_CONNECTIONS,
+) -> Client:
     """Return a client that survives dropped connections; it connects at the first command.
 
-    Its connections are shared by any number of threads: the thirty-third waits for one to come free.
+    Its connections, `most` at the same time, are shared by any number of threads: the next one waits for one to come
+    free. Without `retry` a failed command is tried again as redis-py does.
     """
+    patience = {} if retry is None else {"retry": retry}
     pool = redis.BlockingConnectionPool.from_url(
         url.client,
-        socket_connect_timeout=_CONNECT_TIMEOUT_S,
-        socket_timeout=_SOCKET_TIMEOUT_S,
+        socket_connect_timeout=connect_timeout_s,
+        socket_timeout=timeout_s,
         health_check_interval=25,
-        max_connections=32,
-        timeout=_SOCKET_TIMEOUT_S,
+        max_connections=most,
+        timeout=timeout_s,
+        **patience,
     )
     if url.login is not None:
         pool.connection_kwargs.update(username=None, password=None, credential_provider=url.login)
     return redis.Redis.from_pool(pool)
+
+
+def connect_for_command(url: BrokerUrl, *, hanging: bool = False) -> Client:
+    """Return a client for a command: it reconnects once, and gives a server up that says nothing for some seconds.
+
+    One that is `hanging`, as was seen just now, is given up sooner.
+    """
+    timeout_s = _HANGING_TIMEOUT_S if hanging else _COMMAND_TIMEOUT_S
+    return connect(
+        url, connect_timeout_s=min(timeout_s, _CONNECT_TIMEOUT_S), timeout_s=timeout_s, retry=_reconnecting()
+    )
+
+
+def _reconnecting() -> Retry:
+    """Return what takes a dropped connection up again, once, and asks no server twice that does not answer."""
+    return Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
 
 
 def check(url: BrokerUrl) -> None:
@@ -206,8 +238,8 @@ def check(url: BrokerUrl) -> None:
 
     Raises BrokerUnreachableError or BrokerError.
     """
-    patience = {"socket_connect_timeout": _CONNECT_TIMEOUT_S, "socket_timeout": _CONNECT_TIMEOUT_S}
-    with translated(url), contextlib.closing(redis.Redis.from_url(url.client, **patience)) as client:
+    client = connect(url, timeout_s=_CONNECT_TIMEOUT_S, retry=_reconnecting(), most=1)
+    with translated(url), contextlib.closing(client):
         memory = client.info("memory")
     if danger := eviction_danger(memory, str(url)):
         raise BrokerError(danger)

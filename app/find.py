@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -21,6 +20,8 @@ from app.records import Kind, Message, Sample
 
 _ASKED = (Kind.FAILED, Kind.REJECTED, Kind.ACCEPTED)
 """The kinds whose lines are records."""
+_LOCK_PATIENCE_S = 5.0
+"""Seconds that a look waits for a folder's lock, which a repair may hold for long."""
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -84,7 +85,7 @@ def find_sample(queue: Queue | None, folder: DatasetFolder, sample_id: str) -> F
 
 def _read_entry(queue: Queue | None, folder: DatasetFolder, sample_id: str) -> tuple[str, Entry | None]:
     """Return the dataset's name and what its index knows of the id."""
-    with Ledger(folder) as ledger:
+    with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
         known = manifest.read(ledger)
         name = known.dataset if known else _name_in_redis(queue, folder)
         if name is None:
@@ -138,7 +139,7 @@ def _state(entry: Entry | None, waiting: Sample | None, flight: Flight | None, *
 def _read_rounds(folder: DatasetFolder, sample_id: str, entry: Entry) -> list[dict[str, Any]]:
     if entry.kind is Kind.PENDING:
         return []
-    with Ledger(folder) as ledger:
+    with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
         newest = cast("dict[str, Any]", msgspec.json.decode(ledger.read(entry, sample_id)))
     if entry.kind is Kind.REFUSED:
         return [newest]
@@ -150,21 +151,10 @@ def _earlier_rounds(folder: DatasetFolder, sample_id: str, entry: Entry) -> Iter
     """Yield the records that later rounds replaced; the index knows the newest line of an id alone."""
     begin = b'{"id":' + msgspec.json.encode(sample_id) + b","
     for kind in _ASKED[:-1]:
-        path = folder.lines(kind)
-        with jsonl.translated(path):
-            if not path.exists() or not path.stat().st_size:
-                continue
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                yield from _records_at(data, begin, skip=entry.offset if kind is entry.kind else -1)
-
-
-def _records_at(data: mmap.mmap, begin: bytes, *, skip: int) -> Iterator[dict[str, Any]]:
-    at = data.find(begin)
-    while at >= 0:
-        end = data.find(b"\n", at)
-        starts_a_line = at == 0 or data[at - 1 : at] == b"\n"
-        if starts_a_line and at != skip and end > 0:
-            # A damaged line is told of elsewhere.
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-                yield msgspec.json.decode(data[at:end])
-        at = data.find(begin, at + 1)
+        skip = entry.offset if kind is entry.kind else -1
+        # Read, not mapped: a file that is cut meanwhile would end the process.
+        for line in jsonl.read_lines(folder.lines(kind)):
+            if line.whole and line.offset != skip and line.data.startswith(begin):
+                # A damaged line is told of elsewhere.
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                    yield msgspec.json.decode(line.data)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+from app.records import LARGEST_COUNT
 
 
 class _Usage(msgspec.Struct):
@@ -13,14 +17,15 @@ class Head(msgspec.Struct):
     """The fields that the index holds."""
 
     id: str
-    round: int = 0
+    round: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)] = 0
     reason: str | None = None
     usage: _Usage | None = None
 
     @property
     def tokens(self) -> int:
-        """Completion tokens; 0 where unknown."""
-        return (self.usage.completion_tokens or 0) if self.usage else 0
+        """Completion tokens; 0 where unknown, and where a count is none that an answer can have."""
+        tokens = (self.usage.completion_tokens or 0) if self.usage else 0
+        return tokens if 0 <= tokens <= LARGEST_COUNT else 0
 
 
 decode_head = msgspec.json.Decoder(Head).decode

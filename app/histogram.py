@@ -56,15 +56,20 @@ class Histogram:
     def quantile(self, share: float) -> float | None:
         """Return the value that this share of all values does not exceed, interpolated within its bucket.
 
-        Values that all lie in one bucket are taken to be alike.
+        Values that all lie in one bucket are taken to be alike, and within its bounds. In the bucket of the mean the
+        upper half of all values is not told as less than the mean, which is exact.
         """
-        if sum(n > 0 for n in self.counts.values()) == 1 and self.total > 0:
-            return self.mean
+        filled = [bucket for bucket, n in self.counts.items() if n > 0]
+        if len(filled) == 1 and self.total > 0:
+            low, high = _bounds(filled[0])
+            return max(low, min(self.total / self.count, math.inf if filled[0] == HIGHEST else high))
         wanted, seen = share * self.count, 0
         for bucket, n in sorted(self.counts.items()):
             if n > 0 and seen + n >= wanted:
-                low = 0.0 if bucket == LOWEST else upper_bound(bucket - 1)
-                return low + (upper_bound(bucket) - low) * (wanted - seen) / n
+                low, high = _bounds(bucket)
+                value = low + (high - low) * (wanted - seen) / n
+                mean = self.total / self.count
+                return max(value, mean) if share >= 0.5 and bucket_of(mean) == bucket else value
             seen += n
         return None
 
@@ -83,7 +88,16 @@ class Histogram:
 
 def from_buckets(buckets: Iterable[tuple[float, int]], total: float = 0.0) -> Histogram:
     """Return the histogram that `Histogram.buckets` described."""
-    return Histogram({bucket_of(bound): n for bound, n in buckets}, total)
+    return Histogram({_bucket_up_to(bound): n for bound, n in buckets}, total)
+
+
+def _bucket_up_to(bound: float) -> int:
+    """Return the bucket with that upper bound; written with six digits, it may be a hair above the exact one."""
+    return round(PER_DECADE * math.log10(bound))
+
+
+def _bounds(bucket: int) -> tuple[float, float]:
+    return 0.0 if bucket == LOWEST else upper_bound(bucket - 1), upper_bound(bucket)
 
 
 def collect(values: Iterable[float]) -> Histogram:

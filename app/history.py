@@ -27,7 +27,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """A dataset at one moment, in cumulative counts; what was not known is null."""
 
     at: float
-    """Unix seconds."""
+    """Unix seconds by Redis' clock, whichever machine wrote it; never less than in the line before."""
     accepted: int = 0
     rejected: int = 0
     failed: int = 0
@@ -66,12 +66,12 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder(Point).decode
 
 
-def make_point(snapshot: Snapshot, part: Part, *, latency_p95_s: float | None = None) -> Point:
-    """Return what a chart needs of a dataset's part of a snapshot."""
+def make_point(snapshot: Snapshot, part: Part, *, at: float, latency_p95_s: float | None = None) -> Point:
+    """Return what a chart needs of a dataset's part of a snapshot that was taken `at` Unix seconds."""
     counts = part.counts
     bounds = [endpoint.bound for endpoint in snapshot.endpoints if endpoint.bound is not None]
     return Point(
-        at=round(snapshot.at, 3),
+        at=round(at, 3),
         accepted=counts.accepted,
         rejected=counts.rejected,
         failed=counts.failed,
@@ -89,6 +89,11 @@ def make_point(snapshot: Snapshot, part: Part, *, latency_p95_s: float | None = 
 def encode(point: Point) -> bytes:
     r"""Return the line of a point, `\n` included."""
     return msgspec.json.encode(point) + b"\n"
+
+
+def last_at(tail: bytes) -> float:
+    """Return when the last whole point in the end of a file was taken; 0 where there is none."""
+    return next((point.at for line in reversed(tail.split(b"\n")) if (point := _point(line)) is not None), 0.0)
 
 
 # Reading

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import errno
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -128,7 +129,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the file atomically: temporary file in the same folder, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Containers that share a folder have equal process ids.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with translated(path):
         try:
             with temporary.open("wb") as file:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from importlib import resources
 from typing import Any, cast
 
 import msgspec
-import redis.client
 from redis.commands.core import Script
 
 from app.broker import Client, text
-from app.places import Keys, folder_name, suspect_field
+from app.places import Keys, folder_name
 from app.records import Sample
-
-_KEEP_S = 3600
-"""Seconds after the last recorded suspect for which the lane stays wide."""
 
 decode_sample = msgspec.json.Decoder(Sample).decode
 
@@ -61,18 +56,6 @@ class Lane:
     def blame(self, dataset: str, sample_id: str, owner: str) -> bool:
         """Count the death of a model server that worked on a sample of `owner`; tell whether it is a suspect now."""
         return bool(self._run(self._blame, dataset, sample_id, owner))
-
-    def leave(self, pipe: redis.client.Pipeline, dataset: str, ids: Sequence[str]) -> None:
-        """Let samples out of the lane; the pipeline's reply is how many were in it."""
-        pipe.hdel(self._keys.suspects, *(suspect_field(dataset, id_) for id_ in ids))
-
-    def widen(self, suspects: int) -> None:
-        """Make room after so many suspects were recorded."""
-        if suspects:
-            with self._client.pipeline(transaction=False) as pipe:
-                pipe.incrby(self._keys.lane, suspects)
-                pipe.expire(self._keys.lane, _KEEP_S)
-                pipe.execute()
 
     def _run(self, script: Script, dataset: str, sample_id: str, owner: str) -> Any:
         at, folder = self._keys, folder_name(dataset)

@@ -8,7 +8,7 @@ import hashlib
 import unicodedata
 from pathlib import Path
 
-from app.errors import UsageError
+from app.errors import StoreError, UsageError
 from app.records import Kind, filename_safe
 
 MAX_DATASET_NAME_BYTES = 200
@@ -115,6 +115,20 @@ class DatasetFolder:
 def dataset_folder(prepared: Path, dataset: str) -> DatasetFolder:
     """Return the paths of `dataset` under the prepared folder."""
     return DatasetFolder(prepared / folder_name(dataset))
+
+
+def existing_folder(prepared: Path, dataset: str) -> DatasetFolder:
+    """Return the folder that enqueue made for the dataset; a worker never makes one.
+
+    Raises StoreError when it is not there: records in another folder would look lost.
+    """
+    folder = dataset_folder(prepared, dataset)
+    if not folder.manifest.exists():
+        raise StoreError(
+            f"{folder.path.absolute()} is not the folder of the dataset {dataset!r}: it has no manifest.json; set this "
+            "worker's MILL_PREPARED_DIR to the folder that producer enqueue wrote to."
+        )
+    return folder
 
 
 @dataclasses.dataclass(frozen=True)

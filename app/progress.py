@@ -268,11 +268,13 @@ def _merge(index: Index, rows: list[tuple[str, Entry]]) -> None:
 # Progress files
 
 
-def write_progress(ledger: Ledger, snapshot: Snapshot, *, before: Snapshot | None = None) -> None:
+def write_progress(ledger: Ledger, snapshot: Snapshot, *, at: float, before: Snapshot | None = None) -> None:
     """Replace `progress.json` and append a line to `progress.jsonl`, for the dataset of this folder.
 
     `progress.json` is a snapshot of that dataset alone; a line is what charts need of it (app/history.py), with the
-    latency of the calls since `before`. Nothing is written for a dataset that the snapshot lacks.
+    latency of the calls since `before`, and stands at `at`, Unix seconds by Redis' clock, for workers of any machine
+    write by turns; never before the line that was written last. Nothing is written for a dataset that the snapshot
+    lacks.
     Raises StoreError.
     """
     name = next((name for name in snapshot.datasets if folder_name(name) == ledger.folder.path.name), None)
@@ -283,11 +285,10 @@ def write_progress(ledger: Ledger, snapshot: Snapshot, *, before: Snapshot | Non
     jsonl.replace_file(ledger.folder.progress, encode(alone))
     recent = _latencies_since(part, before.datasets.get(name) if before else None)
     p95 = recent.quantile(0.95)
-    point = history.make_point(snapshot, part, latency_p95_s=None if p95 is None else round(p95, 3))
-    data = history.encode(point)
+    point = history.make_point(snapshot, part, at=at, latency_p95_s=None if p95 is None else round(p95, 3))
     # No fsync: recorders wait for this lock, and a lost line of progress is no loss.
     with ledger.locked(), jsonl.translated(ledger.folder.progress_log):
-        _append_whole(ledger.folder.progress_log, data)
+        _append_point(ledger.folder.progress_log, point)
 
 
 def _latencies_since(part: Part, before: Part | None) -> Histogram:
@@ -302,8 +303,8 @@ def encode(snapshot: Snapshot) -> bytes:
     return msgspec.json.format(msgspec.json.encode(snapshot), indent=2) + b"\n"
 
 
-def _append_whole(path: Path, data: bytes) -> None:
-    """Append a line, after cutting off a torn one that a crash left behind."""
+def _append_point(path: Path, point: history.Point) -> None:
+    """Append a point, after cutting off a torn line that a crash left behind."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     with os.fdopen(descriptor, "r+b") as file:
         size = file.seek(0, os.SEEK_END)
@@ -314,4 +315,5 @@ def _append_whole(path: Path, data: bytes) -> None:
             size = begin + tail.rfind(b"\n") + 1
             file.truncate(size)
         file.seek(size)
-        file.write(data)
+        in_order = max(point.at, history.last_at(tail))  # Redis' clock may have been set back
+        file.write(history.encode(msgspec.structs.replace(point, at=in_order)))

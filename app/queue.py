@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
-import redis.client
+import redis.exceptions
 
 from app.broker import Client, text
 from app.clock import RedisClock
 from app.lane import Lane, Taken, decode_sample
+from app.payloads import Payloads
 from app.places import Keys, folder_name, is_extraction, queue_name
 from app.records import Kind, Sample
 from app.tally import Done, Tally
@@ -45,12 +47,17 @@ class Queue:
         self.client = client
         self.keys = keys
         self._lane = Lane(client, keys)
+        self._payloads = Payloads(client, keys)
         self._clock = RedisClock()
         self.tally = Tally(client, keys, now=self.now)
 
     def now(self) -> float:
         """Return Unix seconds by Redis' clock, which every machine's workers share."""
         return self._clock.read(self.client)
+
+    def reckon_now(self) -> float:
+        """Return the same without asking Redis, by its last answer; by this machine's clock until it has answered."""
+        return self._clock.now()
 
     # Filling
 
@@ -99,28 +106,17 @@ class Queue:
         *,
         replace: bool = False,
     ) -> list[str]:
-        """Store payloads; return the ids that were not there yet.
+        """Store payloads; return the ids whose round was not there yet.
 
-        `again` names ids on disk as failed or rejected. `replace` puts a new payload in the place of a waiting one;
-        a sample that is being asked is recorded as it was asked.
+        `again` names ids on disk as failed or rejected. A later round takes the place of an earlier one, which is on
+        disk. `replace` puts a new payload in the place of a waiting one of the same round; a sample that is being
+        asked is recorded as it was asked.
         """
         if not samples:
             return []
         if not self.client.hlen(self.keys.prompts(dataset)):
             self.tally.begin(dataset)
-        with self.client.pipeline(transaction=False) as pipe:
-            for sample in samples:
-                pipe.hsetnx(self.keys.prompts(dataset), sample.id, msgspec.json.encode(sample).decode("utf-8"))
-            for kind in (Kind.FAILED, Kind.REJECTED):
-                ids = [id_ for id_, before in (again or {}).items() if before is kind]
-                if ids:
-                    pipe.sadd(self.keys.again(dataset, kind), *ids)
-            fresh = pipe.execute()
-        waiting = [sample for sample, new in zip(samples, fresh, strict=False) if not new]
-        if replace and waiting:
-            payloads = {sample.id: msgspec.json.encode(sample).decode("utf-8") for sample in waiting}
-            self.client.hset(self.keys.prompts(dataset), mapping=cast("Mapping[Any, Any]", payloads))
-        return [sample.id for sample, new in zip(samples, fresh, strict=False) if new]
+        return self._payloads.put(dataset, samples, again or {}, replace=replace)
 
     def pause_reason(self, dataset: str) -> str | None:
         """Return why the dataset is paused, if it is."""
@@ -160,33 +156,19 @@ class Queue:
         return int(self.client.hincrby(self.keys.crashes(dataset), sample_id, 1))
 
     def finish(self, dataset: str, done: Iterable[Done], *, at: float | None = None) -> None:
-        """Drop the payloads of recorded samples and count them."""
-        items = list(done)
-        if not items:
-            return
-        ids = [item.id for item in items]
-        second = int(self.now() if at is None else at)
-        with self.client.pipeline(transaction=False) as pipe:
-            self._drop(pipe, dataset, ids)
-            self.tally.add(pipe, dataset, items, second=second)
-            suspects = pipe.execute()[0]
-        self._lane.widen(suspects)
+        """Drop the payloads of recorded samples and count each that had one; to be called again when a reply is lost.
 
-    def forget(self, dataset: str, ids: Sequence[str]) -> None:
-        """Drop the payloads of samples that turned out to be recorded already."""
-        if not ids:
-            return
-        with self.client.pipeline(transaction=False) as pipe:
-            self._drop(pipe, dataset, ids)
-            pipe.execute()
+        The payload of a later round than the recorded one stays.
+        """
+        if items := list(done):
+            self._payloads.finish(dataset, items, second=int(self.now() if at is None else at))
 
-    def _drop(self, pipe: redis.client.Pipeline, dataset: str, ids: Sequence[str]) -> None:
-        keys = self.keys
-        self._lane.leave(pipe, dataset, ids)  # first, for `finish` reads its reply
-        for key in (keys.prompts(dataset), keys.flights(dataset), keys.deaths(dataset), keys.crashes(dataset)):
-            pipe.hdel(key, *ids)
-        for kind in (Kind.FAILED, Kind.REJECTED):
-            pipe.srem(self.keys.again(dataset, kind), *ids)
+    def forget(self, dataset: str, ids: Iterable[str] | Mapping[str, int]) -> None:
+        """Drop the payloads of samples that turned out to be recorded already, and count nothing.
+
+        `ids` may say for each the round that is recorded; the payload of a later one stays.
+        """
+        self._payloads.forget(dataset, ids)
 
     # Pausing
 
@@ -285,8 +267,10 @@ class Queue:
             return []
         values = cast("list[bytes | None]", self.client.mget([self.keys.worker(owner) for owner in owners]))
         gone = [owner for owner, value in zip(owners, values, strict=True) if value is None]
-        if gone and self.client.srem(self.keys.workers, *gone):
-            self.tally.mark_change()
+        # Whoever looks needs no Redis that takes writes: a full one, or a replica, is looked at all the more.
+        with contextlib.suppress(redis.exceptions.ResponseError):
+            if gone and self.client.srem(self.keys.workers, *gone):
+                self.tally.mark_change()
         beats = zip(owners, values, strict=True)
         return [{"owner": owner, **msgspec.json.decode(value)} for owner, value in beats if value is not None]
 

@@ -13,8 +13,14 @@ import msgspec
 SCHEMA_VERSION = 1
 """Version of the record line; raised whenever a field changes its meaning."""
 
+LARGEST_COUNT = 2**31 - 1
+"""No answer has more tokens and no vocabulary more ids; what a server tells beyond it is not known."""
 POISON = "poison"
 """Why a sample failed over which workers or model servers died."""
+CONTEXT_OVERFLOW = "context_overflow"
+BAD_REQUEST = "bad_request"
+REFUSED_FOR_GOOD = frozenset({CONTEXT_OVERFLOW, BAD_REQUEST})
+"""Why a sample failed that the server refuses each time, as long as it is asked in the same way."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAFE_ID_CHARS = 64

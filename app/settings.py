@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import tomllib
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -257,6 +258,8 @@ GROUPS: tuple[type[_Group], ...] = (
 )
 
 _Settings = TypeVar("_Settings", bound=_Group)
+_UNFIT_FOR_URL = re.compile(r"[\s\x00-\x1f\x7f]")
+"""White space and control characters."""
 
 
 def load(group: type[_Settings], **overrides: Any) -> _Settings:
@@ -335,6 +338,8 @@ def base_url(url: str) -> str:
     if scheme not in {"http", "https"} or not rest.strip("/"):
         shown = url.strip().rpartition("@")[2]  # what stands before it may be a password
         raise ValueError(f"{shown!r} is not an http:// or https:// URL, such as http://127.0.0.1:8000/v1")
+    if _UNFIT_FOR_URL.search(text):
+        raise ValueError("a URL holds white space or a control character; put a comma between two servers' URLs")
     if not _has_readable_host(text):
         raise ValueError(
             "a URL's host or port cannot be read; percent-encode special characters in its password (/ is %2F, "

@@ -95,13 +95,6 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float | None = None
     """Seconds looked back: those of the window, or those since the run began or was resumed."""
 
-    @property
-    def settled_per_s(self) -> float | None:
-        """Samples of any outcome per second: how fast the work shrinks."""
-        if self.samples_per_s is None:
-            return None
-        return self.samples_per_s + (self.rejected_per_s or 0.0) + (self.failed_per_s or 0.0)
-
 
 NO_RATE = Rate(samples_per_s=0.0, tokens_per_s=0.0, rejected_per_s=0.0, failed_per_s=0.0)
 

@@ -6,12 +6,10 @@ These numbers may vanish with Redis: they make rates, forecasts and distribution
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import msgspec
-import redis.client
 
 from app.broker import Client, text
 from app.histogram import Histogram, bucket_of
@@ -38,6 +36,8 @@ class Done:
     prompt_tokens: int = 0
     latency_s: float | None = None
     """Seconds of the call that was answered; None when none was."""
+    round: int = 0
+    """The recorded round; a payload of a later one is still to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,18 +106,6 @@ class Tally:
         self._now = now
 
     # Counting
-
-    def add(self, pipe: redis.client.Pipeline, dataset: str, items: Sequence[Done], *, second: int) -> None:
-        """Add recorded samples to a pipeline's commands."""
-        rates, stats = self._keys.rates(dataset), self._keys.stats(dataset)
-        kinds = Counter(item.kind.value for item in items)
-        kinds["tokens"] = sum(item.tokens for item in items if item.kind is Kind.ACCEPTED)
-        for field, amount in kinds.items():
-            if amount:
-                pipe.hincrby(rates, f"{second}:{field}", amount)
-                pipe.hincrby(stats, field, amount)
-        for field, amount in _distributions(items).items():
-            pipe.hincrby(stats, field, amount)
 
     def add_faults(self, dataset: str, faults: Mapping[str, int]) -> None:
         """Add failed calls, by kind of fault."""
@@ -198,17 +186,14 @@ class Tally:
         }
 
 
-def _distributions(items: Iterable[Done]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for item in items:
-        if item.prompt_tokens:
-            counts["prompt_tokens"] += item.prompt_tokens
-        if item.kind is Kind.ACCEPTED and item.tokens:
-            counts[f"{_LENGTH}{bucket_of(item.tokens)}"] += 1
-        if item.latency_s is not None:
-            counts[f"{_LATENCY}{bucket_of(item.latency_s)}"] += 1
-            counts["latency_ms"] += round(1000 * item.latency_s)
-    return counts
+def counts_of(item: Done) -> str:
+    """Return what a finished sample adds to the counters and distributions, as finish.lua reads it."""
+    counts = {item.kind.value: 1, "prompt_tokens": item.prompt_tokens}
+    if item.kind is Kind.ACCEPTED and item.tokens:
+        counts |= {"tokens": item.tokens, f"{_LENGTH}{bucket_of(item.tokens)}": 1}
+    if item.latency_s is not None:
+        counts |= {f"{_LATENCY}{bucket_of(item.latency_s)}": 1, "latency_ms": round(1000 * item.latency_s)}
+    return " ".join(f"{field}={amount}" for field, amount in counts.items() if amount > 0)
 
 
 def _seconds(fields: Mapping[bytes, bytes]) -> dict[int, dict[str, int]]:

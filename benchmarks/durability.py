@@ -59,7 +59,6 @@ def _recorder(folder: Path) -> Iterator[tuple[Recorder, Ledger]]:
         client = connect(parse(redis.url))
         with contextlib.closing(client), Ledger.open(dataset_folder(folder / "prepared", _DATASET)) as ledger:
             recorder = Recorder(Queue(client, Keys("mill:")), on_stall=lambda _why: None)
-            recorder.start()
             try:
                 yield recorder, ledger
             finally:

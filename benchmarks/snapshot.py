@@ -77,6 +77,7 @@ def _fill(queue: Queue, folder: DatasetFolder, dataset: str, count: int) -> None
     queue.client.hset(queue.keys.run(dataset), "began", repr(now - 3600))
     for second in range(KEEP_S):
         latency_s = rng.lognormvariate(3.0, 0.7)
+        queue.put(dataset, [Sample(id="x", messages=[])])
         queue.finish(dataset, [Done("x", Kind.ACCEPTED, int(40 * latency_s), 500, latency_s)], at=now - second)
 
 

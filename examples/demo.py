@@ -84,6 +84,7 @@ def run(dataset: str, *, own_server: bool) -> int:
         console.print(f"{after} of {total} prompts are answered{resumed}.", style="bold")
     show(folder)
     tell_what_runs(folder)
+    tell_how_to_go_on(own_server=own_server)
     return 0 if after == total else EXIT_INCOMPLETE
 
 
@@ -200,6 +201,19 @@ def tell_what_runs(folder: DatasetFolder) -> None:
         console.print(f"The dashboard:  {services.flower_url}")
     names = ", ".join(process.name for process in services.all)
     console.print(f"Still running: {names}. Stop them with: make demo-stop", style="bold", soft_wrap=True)
+
+
+def tell_how_to_go_on(*, own_server: bool) -> None:
+    """Say how to ask for one's own prompts, of this model server or another one."""
+    producer = PRODUCER.relative_to(Path.cwd()) if PRODUCER.is_relative_to(Path.cwd()) else PRODUCER
+    # The small server's context is short, and the default of 8,192 tokens is not.
+    limits = "" if own_server else " --max-tokens 160 --keep-truncated"
+    say('Your own prompts, one {"prompt": "..."} a line, go to the same workers and model server:')
+    say(f"  {producer} enqueue mine.jsonl --dataset mine{limits}")
+    say(f"  {producer} monitor mine")
+    if not own_server:
+        say("To use another model server, run make demo-stop first, then with its address:")
+        say(f"  MILL_MODEL_URLS=http://127.0.0.1:8000/v1 {producer} up --workers {WORKERS}")
 
 
 def say(sentence: str) -> None:

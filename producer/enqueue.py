@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from app.feeder import Feeder
 from app.index import Entry
 from app.ledger import Ledger, Pen
 from app.queue import Queue
-from app.records import POISON, Kind, KnownSample, Sample, encode_line
+from app.records import POISON, REFUSED_FOR_GOOD, Kind, KnownSample, Sample, encode_line
 from app.settings import GenerationSettings
 from producer.reading import Opened
 from producer.samples import Batch, Conflict, Pass
@@ -39,6 +40,8 @@ class Counts:
     """Samples that were queued now."""
     retried: int = 0
     """Of those, the ones that had failed or been rejected before."""
+    left_aside: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Of the recorded ones, by reason, those that failed for good: they would fail in the same way again."""
 
     @property
     def samples(self) -> int:
@@ -66,12 +69,25 @@ class Retry:
 
     failed: bool = True
     rejected: bool = False
+    refused: bool = False
+    """Of the failed ones, also those that the server refused for good."""
+
+    @classmethod
+    def told(cls, *, failed: bool | None, rejected: bool, new_settings: bool) -> Retry:
+        """Return what the user's words mean; what was refused is asked if told so, or in another way."""
+        return cls(failed is not False, rejected, refused=bool(failed) or (new_settings and failed is None))
 
     def wants(self, entry: Entry) -> bool:
         """Tell whether a recorded sample is asked again; one that kills servers only is when somebody retries it."""
         if entry.kind is Kind.FAILED:
-            return self.failed and entry.reason != POISON
+            return self.failed and not self.leaves_aside(entry)
         return entry.kind is Kind.REJECTED and self.rejected
+
+    def leaves_aside(self, entry: Entry) -> bool:
+        """Tell whether a failed sample is passed over because of its reason, where others are asked again."""
+        if entry.kind is not Kind.FAILED or not self.failed:
+            return False
+        return entry.reason == POISON or (entry.reason in REFUSED_FOR_GOOD and not self.refused)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +195,7 @@ class Enqueuer:
                 wanted.append(msgspec.structs.replace(sample, round=entry.round + 1))
             else:
                 counts.recorded += 1
+                counts.left_aside.update([entry.reason] if retry.leaves_aside(entry) else [])
         return Wanted(wanted, before)
 
     def queue(self, wanted: Sequence[Sample], before: Mapping[str, Kind]) -> None:

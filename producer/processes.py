@@ -15,6 +15,8 @@ from producer import log_rotation
 
 POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
+_OUR_WORDS = "promptmill: "
+"""How the sentence begins with which a program of ours ends, in whatever company of warnings."""
 _ERROR_WORDS = ("error", "critical", "refused", "cannot", "unrecoverable", "not found", "no such", "denied", "fatal")
 
 
@@ -141,12 +143,16 @@ def read_from(path: Path, offset: int) -> str:
 
 
 def last_words(process: Process) -> str:
-    """Return the log line that best says why a process ended: the last one that tells of an error, else the last."""
+    """Return the log line that best says why a process ended.
+
+    That is promptmill's own sentence, else the last line that tells of an error, else the last; without a full stop.
+    """
     path = Path(process.log)
     text = read_from(path, max(process.offset, log_size(path) - _TAIL_BYTES))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line.removeprefix(_OUR_WORDS) for line in lines if line.startswith(_OUR_WORDS)]
     telling = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]
-    return (telling or lines or ["it wrote nothing to its log"])[-1][:500]
+    return (own or telling or lines or ["it wrote nothing to its log"])[-1][:500].removesuffix(".")
 
 
 def tail(path: Path, lines: int) -> list[str]:

@@ -5,6 +5,8 @@ Nothing is deleted, it is safe while workers run, and a second repair finishes w
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -18,13 +20,13 @@ from app.feeder import Feeder, Publish
 from app.ledger import Ledger, Pen
 from app.lock import FolderLock, LockedError
 from app.manifest import Manifest
-from app.places import FILE_OF_KIND
+from app.places import FILE_OF_KIND, is_extraction
 from app.queue import Queue
 from app.records import Kind, KnownSample, Sample, encode_line
 from app.retry import carry_settings
 from producer.rewrite import Moved, rewrite
 from producer.scan import Question, Scan
-from producer.soundness import is_named_rightly, record_of
+from producer.soundness import Piece, is_named_rightly, record_of
 from producer.verify import LOOK_AGAIN_S, Audit, enqueue_command
 
 _SHOWN = 5
@@ -39,6 +41,7 @@ _PLANNED = {
 }
 """What was done, as what would be."""
 _CHUNK = 500
+_RECORDED = frozenset({Kind.FAILED, Kind.REJECTED, Kind.ACCEPTED})
 
 _decode_sample = msgspec.json.Decoder(Sample).decode
 
@@ -126,13 +129,20 @@ class _Mender:
 
     def _mend_files(self) -> None:
         """Write the files with flaws anew."""
+        misnamed = self._count_misnamed()
         for kind, flaws in self._found.flaws.items():
-            if not flaws:
+            if not flaws and not (misnamed and kind in _RECORDED):
                 continue
-            moved = Moved(bad=flaws.bad, repeated=flaws.repeated)
+            moved = Moved(bad=flaws.bad + misnamed[kind], repeated=flaws.repeated)
             if not self._dry_run:
                 try:
-                    moved = rewrite(self._ledger, kind, self._dataset, on_progress=self._tools.on_progress)
+                    moved = rewrite(
+                        self._ledger,
+                        kind,
+                        self._dataset,
+                        is_misnamed=self._is_misnamed,
+                        on_progress=self._tools.on_progress,
+                    )
                 except StoreError as error:
                     self._said.append(str(error))
                     continue
@@ -153,6 +163,20 @@ class _Mender:
                 f"Gave 1 whole record on a damaged line of {file} a line of its own.",
                 f"Gave {{n}} whole records on damaged lines of {file} lines of their own.",
             )
+
+    def _count_misnamed(self) -> collections.Counter[Kind]:
+        """Count by kind the recorded ids that enqueue never took, and that are not those of their prompts."""
+        counts = collections.Counter[Kind]()
+        for ids in self._found.pages(Question.FOREIGN):
+            for id_, entry in self._ledger.look_up(ids).items():
+                with contextlib.suppress(StoreError):  # the index lies, and is made anew
+                    record = record_of(self._ledger.read(entry, id_), id_, self._dataset)
+                    counts[entry.kind] += record is None and entry.kind in _RECORDED
+        return counts
+
+    def _is_misnamed(self, piece: Piece) -> bool:
+        id_ = piece.judgement.id
+        return self._found.holds(Question.FOREIGN, id_) and record_of(piece.data, id_, self._dataset) is None
 
     def _mend_index(self) -> None:
         name = self._ledger.index_path.name
@@ -179,10 +203,11 @@ class _Mender:
                 entry = entries.get(id_)
                 if entry is not None and entry.kind is Kind.PENDING:
                     continue  # enqueue has written it meanwhile
-                sample = record_of(self._ledger.read(entry, id_), id_) if entry else payloads.get(id_)
+                sample = record_of(self._ledger.read(entry, id_), id_, self._dataset) if entry else payloads.get(id_)
                 if sample is None:
-                    unsound.append(id_)
-                    continue
+                    if entry is None and self._found.holds(Question.IN_REDIS, id_):
+                        unsound.append(id_)
+                    continue  # its record was moved
                 line = encode_line(KnownSample(id=id_, row=sample.source.row))
                 (lost if entry else new).append(Pen(Kind.PENDING, id_, line))
             written += len(lost) + len(new)
@@ -196,21 +221,27 @@ class _Mender:
         )
         if unsound:
             self._said.append(
-                f"{len(unsound):,} recorded or queued ids are in no samples.jsonl and are not those of their own "
-                f"prompts, so they were left as they are: {', '.join(unsound[:_SHOWN])}"
+                f"{len(unsound):,} queued ids are in no samples.jsonl and {self._unsound}, so they were left as they "
+                f"are: {', '.join(unsound[:_SHOWN])}"
                 f"{', ...' if len(unsound) > _SHOWN else ''}."
             )
+
+    @property
+    def _unsound(self) -> str:
+        if is_extraction(self._dataset):
+            return "do not say which sample of which dataset they are"
+        return "are not those of their own prompts"
 
     # Redis
 
     def _payloads(self, ids: Sequence[str]) -> dict[str, Sample]:
-        """Return the waiting samples of those ids whose id is the one of their own prompt."""
+        """Return the waiting samples of those ids that are rightly named."""
         if self._audit.queue is None or not ids:
             return {}
         return {
             id_: sample
             for id_, sample in self._audit.queue.payloads(self._dataset, ids).items()
-            if is_named_rightly(sample)
+            if is_named_rightly(sample, self._dataset)
         }
 
     def _mend_redis(self) -> None:
@@ -239,7 +270,7 @@ class _Mender:
             done = [id_ for id_, sample in payloads.items() if id_ in entries and entries[id_].settles(sample.round)]
             dropped += len(done)
             if not self._dry_run:
-                queue.forget(self._dataset, done)
+                queue.forget(self._dataset, {id_: payloads[id_].round for id_ in done})
         self._say(
             dropped,
             "Dropped the payload of 1 recorded sample from Redis.",
@@ -296,7 +327,11 @@ class _Mender:
         self._say(published, "Gave 1 sample in Redis its lost ticket.", "Gave {n} samples in Redis their lost tickets.")
 
     def _say_what_is_missing(self) -> None:
-        missing = sum(map(len, self._audit.missing_pages()))
+        missing = 0
+        for ids in self._audit.missing_pages():
+            # A record that was rescued just now is done, and a failed one has its prompt.
+            known = self._ledger.look_up(ids)
+            missing += sum(id_ not in known or known[id_].kind not in _RECORDED for id_ in ids)
         if missing:
             which = "1 sample is" if missing == 1 else f"{missing:,} samples are"
             self._said.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -17,11 +17,12 @@ from app.settings import MIN_FREE_DISK_BYTES
 from producer.scan import ASKED_AGAIN
 from producer.soundness import Piece, pieces
 
-_GROWTH = 1.4
+GROWTH = 1.4
 """Bytes that a byte of the file may take meanwhile: kept as it is, or moved as base64."""
 _BATCH_BYTES = 4 * 1024 * 1024
 _TELL_EVERY = 1000
 _REPEATED = "its id stands on an earlier line"
+_MISNAMED = "its id is not that of its prompt"
 
 
 @dataclasses.dataclass
@@ -40,8 +41,21 @@ class Moved:
         return bool(self.bad or self.repeated or self.rescued)
 
 
-def rewrite(ledger: Ledger, kind: Kind, dataset: str, *, on_progress: Callable[[str], None]) -> Moved:
+Cut = tuple[int, int, str]
+"""Offset and length in bytes of a piece that is not kept, and why."""
+
+
+def rewrite(
+    ledger: Ledger,
+    kind: Kind,
+    dataset: str,
+    *,
+    is_misnamed: Callable[[Piece], bool] = lambda _piece: False,
+    on_progress: Callable[[str], None],
+) -> Moved:
     """Move what is no sound record, or repeats one, from a file to the quarantine file; writers wait meanwhile.
+
+    `is_misnamed` is asked of each sound record whether its id belongs to something else.
 
     The file is replaced at once by one that is durable, after what it lacks is durable in the quarantine file. Killed
     at any point it leaves the old file or the new one, and at worst some bytes in the quarantine file twice.
@@ -52,19 +66,26 @@ def rewrite(ledger: Ledger, kind: Kind, dataset: str, *, on_progress: Callable[[
         if not path.exists():
             return moved
         size = Path(os.path.realpath(path)).stat().st_size
-        check_room(path, int(size * _GROWTH), again="producer verify --repair")
+        check_room(path, int(size * GROWTH), again="producer verify --repair")
         with _Scratch() as scratch, jsonl.replacing(path) as file:
-            _sort(_watched(path, on_progress), kind, dataset, scratch=scratch, keep=file, moved=moved)
-            _quarantine(ledger.folder.quarantine, path, scratch)
+            lines = (_judged(line, kind, dataset, is_misnamed) for line in _watched(path, on_progress))
+            _sort(lines, kind, scratch=scratch, keep=file, moved=moved)
+            quarantine(ledger.folder.quarantine, path, scratch.cuts())
     return moved
 
 
-def _sort(
-    lines: Iterator[jsonl.Line], kind: Kind, dataset: str, *, scratch: _Scratch, keep: BinaryIO, moved: Moved
-) -> None:
+def _judged(line: jsonl.Line, kind: Kind, dataset: str, is_misnamed: Callable[[Piece], bool]) -> list[Piece]:
+    return [
+        piece._replace(judgement=piece.judgement._replace(fault=_MISNAMED))
+        if piece.judgement.fault is None and is_misnamed(piece)
+        else piece
+        for piece in pieces(line, kind, dataset)
+    ]
+
+
+def _sort(lines: Iterator[list[Piece]], kind: Kind, *, scratch: _Scratch, keep: BinaryIO, moved: Moved) -> None:
     """Write the first sound record of each id to `keep`, and note where the rest stands."""
-    for line in lines:
-        found = list(pieces(line, kind, dataset))
+    for found in lines:
         for piece in found:
             if piece.judgement.fault is not None:
                 moved.bad += 1
@@ -96,10 +117,14 @@ def check_room(path: Path, needed: int, *, again: str) -> None:
         )
 
 
-def _quarantine(target: Path, path: Path, scratch: _Scratch) -> None:
+def quarantine(target: Path, path: Path, cuts: Iterable[Cut]) -> None:
+    """Append pieces of the file at `path` to the quarantine file, durably and in batches; under the folder's lock.
+
+    Raises StoreError.
+    """
     batch = [b""] if _is_ended(target) else [b"\n"]
     with path.open("rb") as file:
-        for offset, length, reason in scratch.cuts():
+        for offset, length, reason in cuts:
             file.seek(offset)
             batch.append(jsonl.encode_cut(path, offset, file.read(length), reason=reason))
             if sum(map(len, batch)) >= _BATCH_BYTES:
@@ -140,6 +165,6 @@ class _Scratch:
         """Remember bytes that are not kept."""
         self._table.execute("INSERT INTO cuts VALUES (?, ?, ?)", (piece.offset, len(piece.data), reason))
 
-    def cuts(self) -> Iterator[tuple[int, int, str]]:
+    def cuts(self) -> Iterator[Cut]:
         """Yield offset, length and reason of what is not kept, in file order."""
         yield from self._table.execute("SELECT offset, length, reason FROM cuts ORDER BY rowid")

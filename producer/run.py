@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
+import operator
 import queue
 import threading
 import time
@@ -248,7 +250,8 @@ class Run:
     def total(self) -> Counts:
         """What was done so far over all datasets."""
         names = [field.name for field in dataclasses.fields(Counts)]
-        return Counts(**{name: sum(getattr(one.counts, name) for one in self.strands) for name in names})
+        parts = [Counts(), *(one.counts for one in self.strands)]
+        return Counts(**{name: functools.reduce(operator.add, [getattr(one, name) for one in parts]) for name in names})
 
     def run(self) -> None:
         """Queue everything; what went wrong stands at the strands and in `trouble`."""

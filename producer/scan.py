@@ -61,6 +61,8 @@ class Question(enum.Enum):
     """Failed or rejected, to be asked again as Redis says, and no longer there."""
     NOT_AGAIN = f"again != 0 AND kinds & {_BIT[Kind.ACCEPTED]} != 0"
     """Accepted, and Redis still calls it one that is asked again."""
+    IN_REDIS = "waits != 0"
+    """In Redis, whatever the files say."""
     LOST = f"waits = {Waits.LOST.value}"
     """In Redis without a ticket."""
     FOREIGN = f"kinds & {_KNOWN} = 0 AND (kinds != 0 OR waits != 0)"
@@ -225,6 +227,11 @@ class Scan:
         """Return how many ids the question is about."""
         query = f"SELECT count(*) FROM ids WHERE {question.value}"  # noqa: S608 constants
         return int(self._table.execute(query).fetchone()[0])
+
+    def holds(self, question: Question, id_: str) -> bool:
+        """Tell whether the question is about that id."""
+        query = f"SELECT 1 FROM ids WHERE id = ? AND {question.value}"  # noqa: S608 constants
+        return self._table.execute(query, (id_,)).fetchone() is not None
 
     def pages(self, question: Question, *, size: int = _PAGE) -> Iterator[list[str]]:
         """Yield those ids in order, a page at a time."""

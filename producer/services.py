@@ -70,10 +70,8 @@ class LocalServices:
         On failure or Ctrl-C, what this call started is stopped again.
         Raises SettingError, BrokerError, or MillError quoting the log of the worker that did not start.
         """
-        if workers and not self.server.model_urls:
-            raise SettingError(
-                "The workers have no model server; set MILL_MODEL_URLS to its base URL, such as http://127.0.0.1:8000/v1."
-            )
+        if workers:
+            self._require_model_server()
         with state_lock.held(self.store.state, say=self.say):
             before = self.running()
             with self._undone_on_failure(before):
@@ -90,7 +88,8 @@ class LocalServices:
     def scale(self, workers: int) -> UpReport:
         """Start workers, or stop the newest, so that `workers` take samples; those finish their requests first.
 
-        Raises UsageError when nothing runs yet, MillError when a new worker does not start.
+        Raises UsageError when nothing runs yet, SettingError when more are wanted and no model server is set, and
+        MillError when a new worker does not start.
         """
         with state_lock.held(self.store.state, say=self.say):
             before = self.running()
@@ -102,6 +101,8 @@ class LocalServices:
                 names = ", ".join(worker.name for worker in surplus)
                 note = f"{names}: finishing requests in flight for up to {self.worker.drain_s:.0f} s, then ending."
                 return self._report(before, [note])
+            if workers > len(before.working):
+                self._require_model_server()
             with self._undone_on_failure(before):
                 self._start_workers(workers - len(before.working), before.concurrency)
             return self._report(before, [])
@@ -167,6 +168,12 @@ class LocalServices:
         """Say whether the workers that run, if any, were started with the settings of now."""
         services = self.running()
         return not services.working or services.settings == self._digest()
+
+    def _require_model_server(self) -> None:
+        if not self.server.model_urls:
+            raise SettingError(
+                "The workers have no model server; set MILL_MODEL_URLS to its base URL, such as http://127.0.0.1:8000/v1."
+            )
 
     def _slots(self, workers: int) -> int:
         bound = self.server.max_in_flight * len(self.server.model_urls)

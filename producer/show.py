@@ -13,7 +13,7 @@ from app.find import FoundSample
 from app.index import Entry
 from app.places import DatasetFolder
 from app.records import Kind
-from producer.texts import SHOWN_CHARS, cut, harmless
+from producer.texts import SHOWN_CHARS, counted, cut, harmless
 
 _REASONING_CHARS = 600
 """Reasoning is folded to this many characters."""
@@ -110,7 +110,7 @@ def _circumstances(record: Mapping[str, Any]) -> str:
     tokens = usage.get("completion_tokens")
     parts = [
         f"finished {_moment(record.get('finished_at'))}",
-        f"{record.get('attempts', 0)} calls",
+        counted(record.get("attempts", 0), "call"),
         f"{record['latency_s']:.1f} s" if record.get("latency_s") is not None else None,
         f"{tokens:,} tokens" if tokens is not None else None,
         f"ended by {record['finish_reason']}" if record.get("finish_reason") else None,

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from app.extraction import Extracted, decode_extracted
 from app.jsonl import Line
-from app.records import Kind, KnownSample, Record, RefusedRow, sample_id
+from app.places import is_extraction
+from app.records import Kind, KnownSample, Record, RefusedRow, Sample, sample_id
 
 _BEGINNING = re.compile(r'\{\s*"id"\s*:')
 _MOST_BEGINNINGS = 1000
@@ -18,7 +20,9 @@ _TOO_MANY = 2**53
 _COPY = re.compile(r"\.(\d+)$")
 _NO_RECORDS = frozenset({Kind.PENDING, Kind.REFUSED})
 _FORMS: dict[Kind, type[msgspec.Struct]] = {Kind.PENDING: KnownSample, Kind.REFUSED: RefusedRow}
-"""Of the other kinds it is Record."""
+"""Of the other kinds it is Record, or Extracted in a dataset of hidden states."""
+
+_decode_record = msgspec.json.Decoder(Record).decode
 
 
 class Judgement(NamedTuple):
@@ -131,7 +135,7 @@ def _encode(text: str) -> bytes:
 
 def _has_form(data: bytes, kind: Kind, dataset: str) -> bool:
     """Tell whether bytes are a line just as promptmill writes it: every field is known and of its type."""
-    form = _FORMS.get(kind, Record)
+    form = _form(kind, dataset)
     try:
         msgspec.json.decode(data, type=form)
         value = msgspec.json.decode(data)
@@ -141,17 +145,26 @@ def _has_form(data: bytes, kind: Kind, dataset: str) -> bool:
     return set(value) <= known and judge(data, kind, dataset).fault is None
 
 
-def record_of(data: bytes, id_: str) -> Record | None:
-    """Return a line's record if it is whole and its id is the one of its own prompt; else None."""
+def _form(kind: Kind, dataset: str) -> type[msgspec.Struct]:
+    return _FORMS.get(kind, Extracted if is_extraction(dataset) else Record)
+
+
+def record_of(data: bytes, id_: str, dataset: str) -> Record | Extracted | None:
+    """Return a line's record if it is whole and rightly named, as `is_named_rightly` says; else None."""
     try:
-        record = msgspec.json.decode(data, type=Record)
+        record = decode_extracted(data) if is_extraction(dataset) else _decode_record(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return record if record.id == id_ and is_named_rightly(record) else None
+    return record if record.id == id_ and is_named_rightly(record, dataset) else None
 
 
-def is_named_rightly(sample: Any) -> bool:
-    """Tell whether the id of a record or sample is the one that its messages, tools and source give."""
+def is_named_rightly(sample: Record | Extracted | Sample, dataset: str) -> bool:
+    """Tell whether the id of a record or sample is the one that its messages, tools and source give.
+
+    One of a dataset of hidden states has no prompt, and its source's id: it must say the source and its own number.
+    """
+    if isinstance(sample, Extracted) or is_extraction(dataset):
+        return bool(sample.source.name) and (sample.source.row or 0) > 0
     copy = _COPY.search(sample.id)
     copies = {1, int(copy.group(1)) if copy else 1}
     names = {sample_id(sample.messages, sample.tools, source_id=sample.source.id, copy=copy) for copy in copies}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from app import jsonl, manifest
 from app.extraction import Extracted, decode_extracted, plan_from_content
 from app.ledger import Ledger
 from app.records import Kind
+from producer.rewrite import GROWTH, Cut, check_room, quarantine
 
 _PIECE_BYTES = 4 * 1024 * 1024
 _SHOWN = 5
@@ -68,22 +70,25 @@ def check_files(ledger: Ledger, *, read: bool, on_progress: Callable[[str], None
 def set_aside(ledger: Ledger, found: Findings) -> int:
     """Move the records of bad files to the quarantine file, so that their samples count as to be made again.
 
-    The file of records is replaced at once by one that is durable, after what it lacks is durable elsewhere.
-    Raises StoreError.
+    The file of records is replaced at once by one that is durable, after what it lacks is durable elsewhere; writers
+    wait meanwhile, and the caller holds the folder's repair lock. Raises StoreError, and DiskFullError before anything
+    is done where there is too little space.
     """
-    path, moved = ledger.folder.lines(Kind.ACCEPTED), 0
+    path, cuts = ledger.folder.lines(Kind.ACCEPTED), list[Cut]()
     if not found.ids:
         return 0
-    with ledger.locked(), jsonl.replacing(path) as kept:
-        for line, record in _records(ledger):
-            if record is not None and record.id in found.ids:
-                moved += 1
-                cut = jsonl.encode_cut(path, line.offset, line.data, reason="its file is missing or damaged")
-                jsonl.append(ledger.folder.quarantine, cut)
-            else:
-                kept.write(line.data + (b"\n" if line.whole else b""))
+    with ledger.locked():
+        size = Path(os.path.realpath(path)).stat().st_size if path.exists() else 0
+        check_room(path, int(size * GROWTH), again="producer extract")
+        with jsonl.replacing(path) as kept:
+            for line, record in _records(ledger):
+                if record is not None and record.id in found.ids:
+                    cuts.append((line.offset, len(line.data), "its file is missing or damaged"))
+                else:
+                    kept.write(line.data + (b"\n" if line.whole else b""))
+            quarantine(ledger.folder.quarantine, path, cuts)
     ledger.catch_up()
-    return moved
+    return len(cuts)
 
 
 def drop_temporaries(folder: Path) -> int:

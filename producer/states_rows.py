@@ -59,11 +59,18 @@ def write_rows(source: Ledger, target: Ledger, folder: Path) -> int:
 
 
 def _sequences(source: Ledger, target: Ledger) -> Iterator[Sequence]:
-    """Yield the ids of every sample that the extraction ever took, in the order of samples.jsonl, which is theirs."""
-    for line in jsonl.read_lines(target.folder.lines(Kind.PENDING)):
-        if not line.whole:
-            return
-        id_ = _decode_known(line.data).id
+    """Yield the ids of every sample that the extraction ever took, in the order of their numbers.
+
+    A repair may have written lines of samples.jsonl in another order.
+    """
+    lines = jsonl.read_lines(target.folder.lines(Kind.PENDING))
+    known = [_decode_known(line.data) for line in lines if line.whole]
+    for place, (number, id_) in enumerate(sorted((sample.row or 0, sample.id) for sample in known), start=1):
+        if number != place:
+            raise StoreError(
+                f"{target.folder.lines(Kind.PENDING)} has lost or doubled the sample number {min(number, place)}, and "
+                "rows are found by their numbers; extract into another dataset, with --into NAME.hidden."
+            )
         entry = source.look_up([id_]).get(id_)
         found = exact_sequence(decode_source(source.read(entry, id_))) if entry is not None else None
         if not isinstance(found, Sequence):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from app import progress
 from app.errors import EXIT_INCOMPLETE, EXIT_OK
 from app.snapshot import Part, Rate, Rates, Snapshot, State
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -77,7 +78,7 @@ def _lines(snapshot: Snapshot, width: int) -> Iterator[_Line]:
     for name, part in shown:
         if len(shown) > _WHOLE_BLOCKS and part.state in _FINISHED and not part.notes:
             counts = part.counts
-            words = [printable(name), part.state.value, f"{counts.samples:,} samples", f"failed {counts.failed:,}"]
+            words = [printable(name), part.state.value, counted(counts.samples, "sample"), f"failed {counts.failed:,}"]
             yield from _styled(_wrap(words, width), STYLES[part.state])
             continue
         yield from _block(name, part, width)
@@ -112,7 +113,9 @@ def _block(name: str, part: Part, width: int, *, own_notes: bool = True) -> Iter
 def _outcomes(part: Part) -> list[str]:
     counts = part.counts
     settled = [f"{field} {getattr(counts, field):,}" for field in ("accepted", "rejected", "failed", "refused")]
-    waiting = [f"{word} {number_words(n)}" for word, n in (("queued", counts.queued), ("in flight", counts.in_flight))]
+    waiting = [
+        f"{word} {number_words(n)}" for word, n in (("queued", counts.queued), ("with workers", counts.in_flight))
+    ]
     if counts.orphaned:
         waiting.append(f"orphaned {counts.orphaned:,}")
     return [*settled, *waiting, f"missing {number_words(counts.missing)}"]

@@ -13,6 +13,11 @@ def harmless(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\u{ord(char):04x}" for char in text)
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun: `1 sample`, `1,200 samples`."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def cut(text: str, chars: int | None = SHOWN_CHARS) -> str:
     """Return a harmless text of about so many characters, its middle left out where it is longer; None: all of it."""
     if chars is not None and len(text) > chars:

@@ -15,7 +15,7 @@ from app.settings import GenerationSettings, WorkerSettings
 from workers.clients.base import Answer, CallFailed, Request
 from workers.discretion import words_for_logs
 from workers.endpoint import Endpoint
-from workers.endpoints import Endpoints, model_of
+from workers.endpoints import REFUSES_ALL, Endpoints, model_of
 from workers.faults import Fault, FaultKind, Scope, backoff_s, make_fault
 from workers.inquest import Finding, Inquest
 
@@ -36,6 +36,10 @@ OnDeath = Callable[[], Awaitable[bool]]
 
 class Suspected(Exception):  # noqa: N818 - it says what is the case
     """Servers died while the sample was asked, so often that it is to be asked apart from others."""
+
+
+class Held(Exception):  # noqa: N818 - it says what is the case
+    """The dataset's folder takes no records, so that an answer could not be recorded: nothing was asked."""
 
 
 class ModelMissing(Exception):  # noqa: N818 - it says what is the case
@@ -85,6 +89,8 @@ class _Tries:
     """Monotonic time of a counted lost connection that may prove to be the server's death."""
     lost_to: str = ""
     """The endpoint that it was lost to."""
+    refused_at: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By endpoint, the monotonic time of the first refusal that looked like one for everybody."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,13 +112,20 @@ class Caller:
         self._inquest = Inquest()
 
     async def ask(
-        self, sample: Sample, generation: GenerationSettings, *, on_death: OnDeath, on_fault: OnFault | None = None
+        self,
+        sample: Sample,
+        generation: GenerationSettings,
+        *,
+        on_death: OnDeath,
+        on_fault: OnFault | None = None,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Return a completion, or the fault for which the sample is given up.
 
-        The permit is held from just before the call until its answer is in, not while waiting to retry.
+        The permit is held from just before the call until its outcome is known, not while waiting to retry.
         Raises ModelMissing when the server has other models than the one that is asked for, ParametersRefusedError
-        before a call with parameters that the server would not act on, and Suspected when `on_death` says so.
+        before a call with parameters that the server would not act on, Suspected when `on_death` says so, and Held
+        instead of a call while `is_held` says so.
         """
         tries, started_at = _Tries(), time.time()
         seed = None if generation.seed is None else sample_seed(generation.seed, sample.id)
@@ -122,6 +135,8 @@ class Caller:
             begun = _Begun(endpoint, time.monotonic(), endpoint.back_at)
             model, request_id = generation.model, f"{sample.id}-r{sample.round}-a{tries.calls + 1}"
             try:
+                if is_held():
+                    raise Held
                 model = model or await model_of(endpoint)
                 request = Request(
                     messages=sample.messages,
@@ -134,14 +149,14 @@ class Caller:
                 await endpoint.client.identify()
                 if why := endpoint.client.refusal(request):
                     raise ParametersRefusedError(f"{endpoint.shown}: {why}")
-                answer, fault = await self._call(endpoint, request, sample.id)
+                answer, fault = await self._call(endpoint, request, sample.id, tries)
+                found = Finding.ALIVE if fault is None else await self._look_into(sample, tries, fault, begun)
             finally:
                 # After the call's outcome is noted, so that the next call does not run into a server known to be down.
                 self._endpoints.release(endpoint)
             tries.calls += 1
             if fault is not None and on_fault is not None:
                 on_fault(fault.kind)
-            found = Finding.ALIVE if fault is None else await self._look_into(sample, tries, fault, begun)
             if fault is not None and self._goes_on(sample, tries, fault, begun, found):
                 if found is Finding.DIED and await on_death():
                     raise Suspected(f"{endpoint.shown} died while it worked on sample {sample.id}")
@@ -164,7 +179,9 @@ class Caller:
                 backend=endpoint.client.backend.label,
             )
 
-    async def _call(self, endpoint: Endpoint, request: Request, sample_id: str) -> tuple[Answer | None, Fault | None]:
+    async def _call(
+        self, endpoint: Endpoint, request: Request, sample_id: str, tries: _Tries
+    ) -> tuple[Answer | None, Fault | None]:
         """Call once and note how it went."""
         try:
             answer = await endpoint.complete(request)
@@ -173,7 +190,9 @@ class Caller:
             if fault.kind is FaultKind.NOT_FOUND and endpoint.models and request.model not in endpoint.models:
                 # The server is well; it is the dataset that asks for the wrong model.
                 raise ModelMissing(request.model, endpoint, fault) from failure
-            self._endpoints.failed(endpoint, fault, sample_id)
+            fault = _its_own(fault, tries, endpoint)
+            if fault.kind is not FaultKind.ENGINE_DEAD:  # a look tells first whether it is
+                self._endpoints.failed(endpoint, fault, sample_id)
             return None, fault
         self._endpoints.succeeded(endpoint)
         return answer, None
@@ -188,7 +207,10 @@ class Caller:
                 tries.lost_to = ""
             return Finding.DIED if late else Finding.ALIVE
         found = await self._inquest.look_into(endpoint, fault, started=begun.at, back_at=begun.back_at)
-        if found is not Finding.ALIVE and endpoint.back_at == begun.back_at:
+        if found is Finding.ALIVE and fault.kind is FaultKind.ENGINE_DEAD:
+            # Another engine behind the address, or a new one already: no reason to stop everybody's work.
+            self._endpoints.failed(endpoint, make_fault(FaultKind.SERVER_ERROR, fault.message), sample.id)
+        elif found is not Finding.ALIVE and endpoint.back_at == begun.back_at:
             # No other call needs to run into it.
             self._endpoints.failed(endpoint, make_fault(FaultKind.CONNECT, f"it died: {fault.message}"), sample.id)
         return found
@@ -235,9 +257,26 @@ class Caller:
         )
 
 
+def _its_own(fault: Fault, tries: _Tries, endpoint: Endpoint) -> Fault:
+    """Return the fault as the sample's own where a server refuses this request alone, as a gateway's filter does.
+
+    That shows when it is refused once more although calls were answered that began after its first refusal.
+    """
+    if fault.kind not in REFUSES_ALL:
+        return fault
+    first = tries.refused_at.setdefault(endpoint.name, time.monotonic())
+    if endpoint.newest_answered <= first:
+        return fault
+    return dataclasses.replace(fault, scope=Scope.SAMPLE, counted=True)
+
+
 def _counts(fault: Fault, tries: _Tries, *, sick: bool) -> bool:
-    """Tell whether the fault uses up an attempt, excusing a bounded number that are likely not the sample's."""
-    if fault.scope is not Scope.SAMPLE:
+    """Tell whether the fault of a server that is there uses up an attempt, excusing a bounded number.
+
+    Excused is what is likely not the sample's. A server that calls its engine dead and is there all the same may say
+    so for ever, of this sample alone perhaps; the other faults of a whole server end with its return.
+    """
+    if fault.scope is not Scope.SAMPLE and fault.kind is not FaultKind.ENGINE_DEAD:
         return False
     excusable = not fault.counted or (fault.kind in _MAY_BE_THE_SERVERS and sick)
     if excusable and tries.excused < _MAX_EXCUSED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,12 @@ def words_for_logs(kind: str, words: str, messages: Sequence[Any], *more: object
         for announcement in _BEFORE_A_QUOTE:
             words = words.removesuffix(announcement)
     return Discreet(words, lambda: _texts([*messages, *more]))
+
+
+def trace_for_logs(error: BaseException) -> str:
+    """Return where an unexpected error arose, and its class; not its words, which may quote what was sent."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    return f"Traceback (most recent call last):\n{frames}{type(error).__qualname__} (its words are left out)"
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -65,6 +65,8 @@ class Endpoint:
     """Samples that have failed since the last success."""
     last_success: float = 0.0
     """Monotonic seconds."""
+    newest_answered: float = 0.0
+    """Monotonic seconds at which the call began that is the latest to have brought a completion."""
     half_open: bool = False
     """Whether it has not answered since it came back: the first fault closes it again."""
     trials: int = 0
@@ -167,6 +169,7 @@ class Endpoint:
         finally:
             self.calls.discard(call)
         self.hear(call)
+        self.newest_answered = max(self.newest_answered, call.started)
         self.latencies.append(answer.latency_s)
         return answer
 

@@ -49,7 +49,8 @@ _RECENT_S = 60.0
 """Seconds for which a success or a slow-down counts as recent."""
 
 _TRIPS_AT_ONCE = frozenset({FaultKind.CONNECT, FaultKind.ENGINE_DEAD, FaultKind.LOADING})
-_REFUSES_ALL = frozenset({FaultKind.UNAUTHORIZED, FaultKind.NOT_FOUND})
+REFUSES_ALL = frozenset({FaultKind.UNAUTHORIZED, FaultKind.NOT_FOUND})
+"""Faults that a server meets everybody with, unless they prove to be the sample's own."""
 _TRIPS_IN_A_ROW = frozenset({FaultKind.CONNECT_TIMEOUT, FaultKind.CONNECTION_LOST, FaultKind.SERVER_ERROR})
 
 
@@ -98,7 +99,7 @@ class Endpoints:
         endpoint.failing.add(sample_id)
         if fault.scope is Scope.LOAD:
             self._slow_down(endpoint)
-        elif fault.kind in _REFUSES_ALL:
+        elif fault.kind in REFUSES_ALL and fault.scope is Scope.ENDPOINT:
             self._change(endpoint, State.PAUSED, fault.message)
         elif fault.kind in _TRIPS_AT_ONCE:
             self._change(endpoint, State.DOWN, fault.message)

@@ -43,8 +43,8 @@ class FaultKind(enum.StrEnum):
     """Wrong or missing key, no right to the model, or no credit left."""
     NOT_FOUND = "not_found"
     """Unknown model or path."""
-    CONTEXT_OVERFLOW = "context_overflow"
-    BAD_REQUEST = "bad_request"
+    CONTEXT_OVERFLOW = records.CONTEXT_OVERFLOW
+    BAD_REQUEST = records.BAD_REQUEST
     PRIORITY_DISABLED = "priority_disabled"
     """The request sets a priority and the server takes none; SGLang says so with a 503."""
     DUPLICATE_ID = "duplicate_id"

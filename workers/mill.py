@@ -19,7 +19,8 @@ from app import broker, settings
 from app.celery import publish
 from app.errors import SettingError, UsageError
 from app.ledger import Ledger
-from app.places import dataset_folder, public_url
+from app.lock import LOCK_PATIENCE_S
+from app.places import dataset_folder, existing_folder, public_url
 from app.progress import take_snapshot, write_progress
 from app.queue import Queue
 from app.records import Ticket
@@ -34,7 +35,7 @@ from workers.keeper import Duties, Keeper
 from workers.loop import LoopThread
 from workers.recorder import Recorder
 from workers.rendering import Tokenizers
-from workers.story import LOCK_PATIENCE_S, Story, existing_folder
+from workers.story import Story
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,6 @@ class Mill:
             loop=self._loop,
             stopping=lambda: self.drain.stopping,
         )
-        self._recorder.start()
         self.keeper.start()
         self.drain.start()
 
@@ -180,13 +180,15 @@ class Mill:
 
     def _heartbeat(self) -> dict[str, Any]:
         endpoints = self._endpoints.all if self._endpoints else []
-        state = "draining" if self.drain.stopping else "waiting for disk" if self._recorder.stalled else "running"
+        waits = self._recorder.waits(self._story.datasets if self._story else set())
+        state = "draining" if self.drain.stopping else "waiting for disk" if waits else "running"
         return {
             "node": self._owner,
             "host": platform.node(),
             "pid": os.getpid(),
             "version": ground_floor.__version__,
             "slots": self._slots,
+            "max_in_flight": self._servers.max_in_flight,
             "busy": self._story.busy if self._story else 0,
             "started_at": self._started_at,
             "at": time.time(),
@@ -204,10 +206,11 @@ class Mill:
         prepared = self._store.prepared_dir
         datasets = [name for name in self._books.datasets() if dataset_folder(prepared, name).manifest.exists()]
         if datasets:
+            at = self._books.now()
             snapshot = take_snapshot(self._books, prepared, datasets, url=self._url)
             for dataset in datasets:
                 with Ledger.open(dataset_folder(prepared, dataset), patience_s=LOCK_PATIENCE_S) as ledger:
-                    write_progress(ledger, snapshot, before=self._last_progress)
+                    write_progress(ledger, snapshot, at=at, before=self._last_progress)
             self._last_progress = snapshot
 
 

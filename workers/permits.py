@@ -59,6 +59,8 @@ class Pool:
         self._clock = clock
         self._held = 0
         self._counted: int | None = None
+        self._asked_at = 0.0
+        """By the clock, when what is in use was last counted: no later than the lease began."""
         self._valid_until = 0.0
         self.in_use = 0
         self.open = False
@@ -68,8 +70,11 @@ class Pool:
         self.bound = 0
 
     def count(self) -> int:
-        """Return what is in use; until `renew` or `keep` no more is, for the answer may be a smaller block."""
-        self._counted = self.in_use
+        """Return what is in use, to be told to Redis now.
+
+        Until `renew` or `keep` no more is used, for the answer may be a smaller block.
+        """
+        self._counted, self._asked_at = self.in_use, self._clock()
         return self._counted
 
     def keep(self) -> None:
@@ -77,10 +82,10 @@ class Pool:
         self._counted = None
 
     def renew(self, block: Block) -> None:
-        """Take over a freshly leased block."""
+        """Take over a block that was asked for with the last `count`, however late the answer comes."""
         self._held, self.bound = block.held if block.share is None else block.share, block.bound
         self._counted = None
-        self._valid_until = self._clock() + PERMIT_TTL_S - _SAFETY_S
+        self._valid_until = self._asked_at + PERMIT_TTL_S - _SAFETY_S
 
     @property
     def held(self) -> int:

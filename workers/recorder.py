@@ -1,17 +1,18 @@
-"""Group commit: many slots, one writer thread, one fsync; only then each task may return and Celery acks."""
+"""Group commit: many slots, one writer thread per dataset, one fsync; only then tasks may return and Celery acks."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import NamedTuple
 
 import redis.exceptions
 
-from app.errors import StoreError
+from app.errors import DiskFullError, StoreError
 from app.ledger import Committed, Ledger, Pen
 from app.queue import Queue
 from app.records import Kind
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 1.0
 """Seconds between two tries while the disk refuses a write."""
 _LARGEST_GROUP = 512
+_FORGET_S = 30.0
+"""Seconds after which a folder that took no records, and was not tried since, is no longer told of."""
+_END_S = 30.0
 
 
 class Entry(NamedTuple):
@@ -43,54 +47,132 @@ class _News(NamedTuple):
 
     dataset: str
     done: list[Done]
-    known: list[str]
-    """Ids that were recorded before, whose payloads are of no use."""
+    known: dict[str, int]
+    """Ids that were recorded before, and the round up to which their payloads are of no use."""
+
+
+class _Stall(NamedTuple):
+    """Why a folder takes no records."""
+
+    why: str
+    shuts: bool
+    """Whether the disk is full: then it is so for all datasets."""
+    at: float
+    """Monotonic seconds at which it was last found so."""
 
 
 class Recorder:
-    """Writes what has come in since the last write, for all datasets; there is no timer."""
+    """Writes what has come in since the last write, each dataset in a thread of its own; there is no timer."""
 
     def __init__(self, books: Queue, *, on_stall: Callable[[str | None], None]) -> None:
+        """`on_stall` hears when no dataset's records can be written for want of space, and with None that they can."""
         self._books = books
         self._on_stall = on_stall
-        self._inbox: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._untold: list[_News] = []
+        self._lock = threading.Lock()
+        self._writers: dict[str, _Writer] = {}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="mill-recorder", daemon=True)
-        self._stalls: dict[str, str] = {}
-        self._revisions: dict[str, Revision] = {}
+        self._stalls: dict[tuple[str, str], _Stall] = {}
+        self._is_shut = False
 
     @property
     def stalled(self) -> str | None:
-        """Why the disk takes no records, if so."""
-        return next(iter(list(self._stalls.values())), None)
+        """Why records of one dataset or of all cannot be written, if so."""
+        return next((stall.why for stall in self._recent().values()), None)
 
-    def start(self) -> None:
-        """Start the writer thread."""
-        self._thread.start()
+    @property
+    def shut(self) -> bool:
+        """Whether no request of any dataset is to be sent."""
+        return self._is_shut
+
+    def holds(self, dataset: str, *, besides: str | None = None) -> bool:
+        """Tell whether the dataset's folder takes no records; `besides` names a step that does not count."""
+        return any(name == dataset and step != besides for name, step in self._recent())
+
+    def waits(self, datasets: Collection[str]) -> bool:
+        """Tell whether all the work, which is on those datasets, waits for a disk."""
+        return self.shut or (self.stalled is not None and all(map(self.holds, datasets)))
 
     def put(self, entry: Entry) -> None:
         """Hand a record over; its future is resolved when it is durable."""
-        self._inbox.put(entry)
+        with self._lock:
+            writer = self._writers.get(entry.dataset)
+            if writer is None:
+                writer = self._writers[entry.dataset] = _Writer(entry.dataset, self._books, self, self._stopping)
+        writer.inbox.put(entry)
 
     def give_up(self) -> None:
         """Hold no records any longer for a disk that takes none: the worker ends, their tickets go back."""
         self._stopping.set()
 
     def stop(self) -> None:
-        """Write what is left and end the thread."""
+        """Write what is left and end the threads."""
         self._stopping.set()
-        self._inbox.put(None)
-        self._thread.join(30)
+        with self._lock:
+            writers = list(self._writers.values())
+        for writer in writers:
+            writer.inbox.put(None)
+        until = time.monotonic() + _END_S
+        for writer in writers:
+            writer.thread.join(max(0.0, until - time.monotonic()))
+
+    def stall(self, dataset: str, step: str, error: StoreError | None, *, more: str = "") -> None:
+        """Start no new request of the dataset while a step says why its folder takes nothing; None: it works again.
+
+        A full disk stops the requests of all datasets. `more` is told after the error.
+        """
+        with self._lock:
+            held, was_shut = self.holds(dataset), self._is_shut
+            if error is None:
+                self._stalls.pop((dataset, step), None)
+            else:
+                is_full = isinstance(error, DiskFullError)
+                self._stalls[dataset, step] = _Stall(f"{error}{more}", is_full, time.monotonic())
+            full = next((stall.why for stall in self._stalls.values() if stall.shuts), None)
+            self._is_shut = full is not None
+            if self._is_shut != was_shut:
+                self._on_stall(full)
+            self._tell_change(dataset, held=held, was_shut=was_shut)
+
+    def _tell_change(self, dataset: str, *, held: bool, was_shut: bool) -> None:
+        if self._is_shut and not was_shut:
+            logger.error("%s No new request is sent.", self.stalled)
+        elif was_shut and not self._is_shut:
+            logger.warning("The disk takes records again; the work goes on.")
+        elif not self._is_shut and self.holds(dataset) != held:
+            if held:
+                logger.warning("The folder of dataset %s takes records again; its work goes on.", dataset)
+            else:
+                why = next(stall.why for (name, _step), stall in self._stalls.items() if name == dataset)
+                logger.error("%s No new request is sent for dataset %s.", why, dataset)
+
+    def _recent(self) -> dict[tuple[str, str], _Stall]:
+        """Return what was found lately; a folder without tickets is not tried again, and says nothing any more."""
+        since = time.monotonic() - _FORGET_S
+        return {key: stall for key, stall in list(self._stalls.items()) if stall.shuts or stall.at >= since}
+
+
+class _Writer:
+    """Writes one dataset's records, so that its folder's trouble holds back no other's."""
+
+    def __init__(self, dataset: str, books: Queue, recorder: Recorder, stopping: threading.Event) -> None:
+        self._dataset = dataset
+        self._books = books
+        self._recorder = recorder
+        self._stopping = stopping
+        self.inbox: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._untold: list[_News] = []
+        self._revision: Revision | None = None
+        self.thread = threading.Thread(target=self._run, name=f"mill-recorder-{dataset}", daemon=True)
+        self.thread.start()
 
     def _run(self) -> None:
         while True:
             group, ended = self._next_group()
-            by_file: dict[tuple[str, Kind], list[Entry]] = {}
+            by_kind: dict[Kind, list[Entry]] = {}
             for entry in group:
-                by_file.setdefault((entry.dataset, entry.pen.kind), []).append(entry)
-            for (dataset, _kind), entries in by_file.items():
-                self._record(dataset, entries)
+                by_kind.setdefault(entry.pen.kind, []).append(entry)
+            for entries in by_kind.values():
+                self._record(entries)
             if self._untold:
                 untold, self._untold = self._untold, []
                 self._tell(untold)
@@ -101,21 +183,22 @@ class Recorder:
         """Wait for one entry and take whatever else is there."""
         group: list[Entry] = []
         try:
-            entry = self._inbox.get(timeout=_RETRY_S if self._untold else None)
+            entry = self.inbox.get(timeout=_RETRY_S if self._untold else None)
             while True:
                 if entry is None:
                     return group, True
                 group.append(entry)
                 if len(group) >= _LARGEST_GROUP:
                     break
-                entry = self._inbox.get_nowait()
+                entry = self.inbox.get_nowait()
         except queue.Empty:
             pass
         return group, False
 
-    def _record(self, dataset: str, entries: list[Entry]) -> None:
+    def _record(self, entries: list[Entry]) -> None:
+        dataset = self._dataset
         try:
-            committed = self._commit(dataset, entries)
+            committed = self._commit(entries)
         except StoreError as error:
             logger.warning("dataset %s: %d finished records could not be written; asked again", dataset, len(entries))
             self._fail(entries, error)
@@ -124,12 +207,12 @@ class Recorder:
             logger.exception("dataset %s: %d records could not be written", dataset, len(entries))
             self._fail(entries, error)
             return
-        news = _News(dataset, [], [])
+        news = _News(dataset, [], {})
         for entry, pen, fresh in zip(entries, committed.pens, committed.new, strict=True):
             if fresh:
-                news.done.append(Done(pen.id, pen.kind, pen.tokens, entry.prompt_tokens, entry.latency_s))
+                news.done.append(Done(pen.id, pen.kind, pen.tokens, entry.prompt_tokens, entry.latency_s, pen.round))
             else:
-                news.known.append(pen.id)
+                news.known[pen.id] = pen.round
         self._tell([news])
         for entry, fresh in zip(entries, committed.new, strict=True):
             entry.recorded.set_result(fresh)
@@ -139,40 +222,29 @@ class Recorder:
         for entry in entries:
             entry.recorded.set_exception(error)
 
-    def _commit(self, dataset: str, entries: list[Entry]) -> Committed:
+    def _commit(self, entries: list[Entry]) -> Committed:
         """Write until it works: a full disk holds the records, it does not lose them.
 
         Raises StoreError when the worker is told to end meanwhile.
         """
         pens, ledger = [entry.pen for entry in entries], entries[0].ledger
-        revise = self._revisions.setdefault(dataset, Revision(ledger))
+        if self._revision is None:
+            self._revision = Revision(ledger)
         while True:
             try:
-                committed = ledger.commit(pens, revise=revise)
+                committed = ledger.commit(pens, revise=self._revision)
             except StoreError as error:
-                self.stall("write", f"{error} {len(pens)} finished records of {dataset} wait in memory.")
+                more = f" {len(pens)} finished records of {self._dataset} wait in memory."
+                if len(pens) == 1:
+                    more = f" 1 finished record of {self._dataset} waits in memory."
+                self._recorder.stall(self._dataset, "write", error, more=more)
                 if self._stopping.wait(_RETRY_S):
                     raise
                 continue
             for mending in committed.mended:
                 logger.warning("%s", mending)
-            self.stall("write", None)
+            self._recorder.stall(self._dataset, "write", None)
             return committed
-
-    def stall(self, step: str, why: str | None) -> None:
-        """Start no new request while a step (opening, writing) says why the disk refuses; None: it works again."""
-        before = self.stalled
-        if why is None:
-            self._stalls.pop(step, None)
-        else:
-            self._stalls[step] = why
-        if (before is None) == (self.stalled is None):
-            return
-        if why:
-            logger.error("%s No new request is sent.", why)
-        else:
-            logger.warning("The disk takes records again; the work goes on.")
-        self._on_stall(self.stalled)
 
     def _tell(self, items: list[_News]) -> None:
         """Tell Redis; while it is away its books wait: the records are durable, a redelivered ticket finds them."""

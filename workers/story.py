@@ -4,51 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
 import logging
-import random
 import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import redis.exceptions
 
 from app import logs, manifest, settings
-from app.errors import MillError, StoreError
-from app.index import Entry as IndexEntry
-from app.jsonl import Mending
+from app.errors import MillError
 from app.ledger import Ledger
-from app.places import DatasetFolder, dataset_folder
 from app.queue import Queue
 from app.records import Kind, Record, Sample, Ticket
 from app.settings import GenerationSettings, StoreSettings
-from workers.caller import Caller, ModelMissing, Outcome, Suspected
+from workers.caller import Caller, Held, ModelMissing, Outcome, Suspected
 from workers.discretion import words_for_logs
 from workers.fault_tally import FaultTally
+from workers.intake import HandedBack, Intake, SampleFailed, tell, tell_of_suspect
 from workers.loop import LoopThread
 from workers.outcomes import make_pen, make_record, poison_outcome
 from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
-
-_MAX_CRASHES = 3
-_PAUSED_S = 1.0
-_LANE_WAIT_S = 1.0
-"""Seconds, on average, for which a suspect waits while the lane has no room; then its ticket goes behind all others."""
-_LOOK_ROUND_S = 0.05
-_RETRY_S = 1.0
-"""Seconds between two tries while Redis or the disk is away."""
-
-
-class SampleFailed(Exception):  # noqa: N818 - what Flower shows: the sample failed
-    """A sample was given up; its failure record is durable. Raised so that Celery and Flower count a failure."""
-
-
-class HandedBack(Exception):  # noqa: N818 - no error: the ticket goes back to the queue, behind all others
-    """The worker ends before the sample was recorded, or the sample is not to be asked now."""
 
 
 @dataclasses.dataclass
@@ -83,23 +61,27 @@ class Story:
     ) -> None:
         self._books = books
         self._owner = owner
-        self._store = store
         self._caller = caller
         self._recorder = recorder
         self._faults = faults
         self._loop = loop
         self._stopping = stopping
+        self._intake = Intake(books=books, owner=owner, store=store, recorder=recorder, stopping=stopping)
         self._lock = threading.Lock()
-        self._opening = threading.Lock()
         self._running: dict[Ticket, concurrent.futures.Future[bool]] = {}
         self._asking = set[asyncio.Task[None]]()
-        self._ledgers: dict[str, Ledger] = {}
         self._generation: dict[tuple[str, str], GenerationSettings] = {}
 
     @property
     def busy(self) -> int:
         """Tickets that are being worked on."""
         return len(self._running)
+
+    @property
+    def datasets(self) -> set[str]:
+        """The datasets of those tickets."""
+        with self._lock:
+            return {ticket.dataset for ticket in self._running}
 
     def generate(self, ticket: Ticket) -> None:
         """Turn a ticket into a durable record, or find that there is nothing to do.
@@ -131,93 +113,48 @@ class Story:
             task.cancel()
 
     def _work_on(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> None:
-        try:
-            job = self._prepare(ticket, recorded)
+        with self._intake.care(ticket):
+            job = self._intake.prepare(ticket, functools.partial(self._look_up, recorded=recorded))
             if job is None:
                 return
             if job.poison:
                 self._record(job, poison_outcome(job.dataset, job.sample, job.generation, deaths=job.poison))
             else:
                 self._loop.soon(self._start_asking, job)
-            new = recorded.result()
-        except HandedBack:
-            raise
-        except BaseException as error:
-            # Whatever it was, nobody asks the sample now: the ticket or the sweep brings it back.
-            with contextlib.suppress(redis.exceptions.RedisError):
-                self._books.release(ticket.dataset, ticket.sample_id, self._owner)
-            if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
-                raise HandedBack from error
-            if isinstance(error, Suspected):
-                _tell_of_suspect(ticket)
-                raise HandedBack from error
-            if isinstance(error, (ModelMissing, MillError)):
-                self._pause(ticket.dataset, str(error))
-                raise HandedBack from error
-            if isinstance(error, Exception) and self._is_hopeless(ticket, error):
-                raise HandedBack from error
-            raise
+            new = self._result(ticket, recorded)
         if new and job.failure:
             raise SampleFailed(job.failure)
 
-    def _is_hopeless(self, ticket: Ticket, error: Exception) -> bool:
-        """Count an unexpected error of a sample; pause the dataset once it has happened too often to be chance."""
-        with contextlib.suppress(redis.exceptions.RedisError):
-            crashes = self._books.crash(ticket.dataset, ticket.sample_id)
-            if crashes >= _MAX_CRASHES:
-                why = f"sample {ticket.sample_id} ended in an unexpected error {crashes} times: {error!r}"
-                self._pause(ticket.dataset, f"{why}; see the worker's log")
-                logger.error("%s", why, exc_info=error)
-                return True
-        return False
+    def _result(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> bool:
+        """Wait until the record is durable; return whether it is new.
 
-    def _pause(self, dataset: str, why: str) -> None:
-        with contextlib.suppress(redis.exceptions.RedisError):
-            self._books.pause(dataset, why)
-        logger.error("dataset %s is paused: %s", dataset, why, extra=logs.fields("dataset_paused", dataset=dataset))
-
-    def _prepare(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
-        """Return what is to be asked, waiting while Redis or the disk is away; None if there is nothing to do.
-
-        Raises HandedBack when the worker ends first or the sample has to wait.
+        Raises HandedBack when the sample has to wait, MillError when its dataset has to.
         """
-        while True:
-            try:
-                job = self._look_up(ticket, recorded)
-            except redis.exceptions.RedisError as error:
-                trouble: Exception = error
-            except StoreError as error:
-                self._recorder.stall("open", str(error))
-                trouble = error
-            else:
-                self._recorder.stall("open", None)
-                return job
-            if self._stopping():
-                raise HandedBack from trouble
-            time.sleep(_RETRY_S)
+        try:
+            return recorded.result()
+        except Held as error:
+            self._intake.release(ticket)
+            self._intake.wait()
+            raise HandedBack from error
+        except Suspected as error:
+            tell_of_suspect(ticket)
+            raise HandedBack from error
+        except ModelMissing as error:
+            raise MillError(str(error)) from error
 
     def _look_up(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> _Job | None:
         """Return what is to be asked; None if somebody has finished the sample or is asking it."""
         dataset, id_ = ticket.dataset, ticket.sample_id
-        taken = self._books.take(dataset, id_, self._owner)
-        if taken.state == "paused":
-            time.sleep(_PAUSED_S)  # until this worker stops reading the dataset's queue
-            raise HandedBack
-        if taken.state == "aside":
-            _tell_of_suspect(ticket)
-            raise HandedBack
-        if taken.state == "full":
-            self._wait_for_the_lane()
-            raise HandedBack
+        taken = self._intake.take(ticket)
         if taken.sample is None:
             return None
-        ledger = self._open(dataset)
+        ledger = self._intake.open(dataset)
         if taken.state != "new" or taken.deaths:
             # Its last owner died, perhaps between the fsync and the index: look at the file itself.
-            _tell(ledger.catch_up())
+            tell(ledger.catch_up())
         entry = ledger.look_up([id_]).get(id_)
-        if entry is not None and _is_finished(entry, taken.sample):
-            self._books.forget(dataset, [id_])
+        if entry is not None and entry.settles(taken.sample.round):
+            self._books.forget(dataset, {id_: taken.sample.round})
             return None
         generation = self._settings_of(dataset, taken.sample)
         if generation is None:
@@ -228,25 +165,10 @@ class Story:
                 id_,
                 extra=logs.fields("settings_unknown", dataset=dataset, sample=id_),
             )
-            self._books.forget(dataset, [id_])
+            self._books.forget(dataset, {id_: taken.sample.round})
             return None
         poison = taken.deaths if taken.state == "poison" else 0
         return _Job(dataset, taken.sample, ledger, generation, recorded, poison)
-
-    def _wait_for_the_lane(self) -> None:
-        # Spread, for tickets that go back at the same moment hinder each other.
-        until = time.monotonic() + _LANE_WAIT_S * (0.5 + random.random())  # noqa: S311 jitter
-        while time.monotonic() < until and not self._stopping():
-            time.sleep(_LOOK_ROUND_S)
-
-    def _open(self, dataset: str) -> Ledger:
-        with self._opening:
-            ledger = self._ledgers.get(dataset)
-            if ledger is None:
-                ledger = Ledger.open(existing_folder(self._store.prepared_dir, dataset), patience_s=LOCK_PATIENCE_S)
-                _tell(ledger.catch_up())
-                self._ledgers[dataset] = ledger
-            return ledger
 
     def _settings_of(self, dataset: str, sample: Sample) -> GenerationSettings | None:
         """Return the settings that the sample was enqueued with, from Redis or else from the manifest."""
@@ -254,7 +176,7 @@ class Story:
         if key not in self._generation:
             content = self._books.settings(dataset, sample.settings)
             if content is None:
-                known = manifest.read(self._open(dataset))
+                known = manifest.read(self._intake.open(dataset))
                 entries = known.settings if known else []
                 content = next((entry.content for entry in entries if entry.fingerprint == sample.settings), None)
             if content is None:
@@ -276,6 +198,7 @@ class Story:
                 job.generation,
                 on_death=functools.partial(self._blame, job),
                 on_fault=functools.partial(self._faults.note, job.dataset),
+                is_held=functools.partial(self._recorder.holds, job.dataset),
             )
         self._record(job, outcome)
 
@@ -303,31 +226,6 @@ class Story:
             job.recorded.set_exception(error)
 
 
-LOCK_PATIENCE_S = 10.0
-"""Seconds after which a folder whose lock nobody lets go counts as one that takes no records."""
-
-
-def existing_folder(prepared: Path, dataset: str) -> DatasetFolder:
-    """Return the folder that enqueue made for the dataset; a worker never makes one.
-
-    Raises StoreError when it is not there: records in another folder would look lost.
-    """
-    folder = dataset_folder(prepared, dataset)
-    if not folder.manifest.exists():
-        raise StoreError(
-            f"{folder.path.absolute()} is not the folder of the dataset {dataset!r}: it has no manifest.json; set this "
-            "worker's MILL_PREPARED_DIR to the folder that producer enqueue wrote to."
-        )
-    return folder
-
-
-def _is_finished(entry: IndexEntry, sample: Sample) -> bool:
-    """Tell whether the sample is recorded, in its round or for good."""
-    if entry.kind is Kind.PENDING:
-        return False
-    return entry.kind is Kind.ACCEPTED or entry.round >= sample.round
-
-
 def _tell_of_failure(job: _Job, record: Record) -> None:
     reason, said = record.reason or "", record.error or ""
     logger.warning(
@@ -345,18 +243,3 @@ def _tell_of_failure(job: _Job, record: Record) -> None:
             attempts=record.attempts,
         ),
     )
-
-
-def _tell_of_suspect(ticket: Ticket) -> None:
-    logger.warning(
-        "dataset %s: workers or model servers died more than once while sample %s was asked; it is asked after the "
-        "others, apart from them",
-        ticket.dataset,
-        ticket.sample_id,
-        extra=logs.fields("sample_suspected", dataset=ticket.dataset, sample=ticket.sample_id),
-    )
-
-
-def _tell(mended: list[Mending]) -> None:
-    for mending in mended:
-        logger.warning("%s", mending)

@@ -20,6 +20,7 @@ from app.records import Ticket
 from workers.drain import take_over_signals
 from workers.events import EventBatcher
 from workers.extract.mill import ExtractMill
+from workers.intake import HandedBack, SampleFailed
 from workers.leases import (
     LeaseKeeper,
     QueueFollower,
@@ -30,7 +31,6 @@ from workers.leases import (
     wait_for_a_redis_that_takes_writes,
 )
 from workers.mill import Mill, spare_the_collector
-from workers.story import HandedBack, SampleFailed
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,8 @@ from app.retry import ask_again, carry_settings
 RETRY_S = 60.0
 """Seconds after which a retry stops between two chunks; a second press goes on."""
 MAX_BOUND = 65536
+_LOCK_PATIENCE_S = 5.0
+"""Seconds that a press waits for a folder's lock, which a repair may hold for long."""
 
 
 class Action(enum.StrEnum):
@@ -93,7 +95,7 @@ class Controls:
         def stopping() -> bool:
             return time.monotonic() > deadline
 
-        with Ledger.open(self._existing_folder(order.dataset)) as ledger:
+        with Ledger.open(self._existing_folder(order.dataset), patience_s=_LOCK_PATIENCE_S) as ledger:
             ledger.catch_up()
             carry_settings(self._queue, ledger, order.dataset)
             feeder = Feeder(

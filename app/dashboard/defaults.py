@@ -70,7 +70,7 @@ def require_login_beyond_localhost(given: Mapping[str, Any]) -> None:
     if logins or given.get("auth") or given.get("unix_socket"):
         return
     address = str(given.get("address", ADDRESS))
-    if not _is_loopback(address):
+    if not is_loopback(address):
         raise RefusedAddressError(
             f"Flower would show every task to whoever reaches {address or 'any address of this machine'} without a "
             "login; set FLOWER_BASIC_AUTH=user:password, or leave the address at 127.0.0.1 and use an SSH tunnel."
@@ -122,7 +122,8 @@ def _literal(text: Any) -> Any:
         return None
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Tell whether an address, or the name of one, is of this machine alone."""
     if address == "localhost":
         return True
     try:

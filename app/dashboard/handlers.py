@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import tornado.web
 from flower.views import BaseHandler
 
 from app.dashboard.controls import parse_order
+from app.dashboard.defaults import ADDRESS, is_loopback
 from app.dashboard.looks import Seen
 from app.dashboard.seam import STATIC
 from app.dashboard.series import Span
@@ -25,6 +27,10 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
 )
 """No script or style but those of files that Flower serves; nothing from elsewhere."""
+_STRANGE_HOST = (
+    "Without a login Flower answers only under this machine's own name: open it as http://127.0.0.1 or "
+    "http://localhost with its port, or set FLOWER_BASIC_AUTH=user:password."
+)
 
 
 def routes(watch: Watch) -> list[Any]:
@@ -42,6 +48,28 @@ def routes(watch: Watch) -> list[Any]:
     ]
 
 
+def refuse_strange_host(handler: tornado.web.RequestHandler) -> None:
+    """Refuse a request for another host than this machine while nobody has to log in.
+
+    Any web page can send its visitor's browser here under a name of its own (DNS rebinding), and would read along.
+    """
+    options = handler.application.options  # type: ignore[attr-defined] # Flower's application
+    if options.basic_auth or options.auth or options.unix_socket:
+        return
+    if is_loopback(options.address or ADDRESS) and not is_loopback(handler.request.host_name.strip("[]")):
+        raise tornado.web.HTTPError(403, _STRANGE_HOST)
+
+
+def say_strange_host(handler: tornado.web.RequestHandler, trouble: Mapping[str, Any]) -> bool:
+    """Tell whether that was the trouble; if so it is said."""
+    error = trouble.get("exc_info", (None, None))[1]
+    if not isinstance(error, tornado.web.HTTPError) or error.log_message != _STRANGE_HOST:
+        return False
+    handler.set_header("Content-Type", "text/plain; charset=utf-8")
+    handler.finish(_STRANGE_HOST + "\n")
+    return True
+
+
 class OurHandler(BaseHandler):  # type: ignore[misc] # Flower is untyped
     """What all have in common: strict headers, and nothing for other sites to read."""
 
@@ -56,9 +84,18 @@ class OurHandler(BaseHandler):  # type: ignore[misc] # Flower is untyped
         self.set_header("Referrer-Policy", "same-origin")
         self.set_header("Cache-Control", "no-store")
 
+    def prepare(self) -> None:
+        """Refuse a request under another site's name."""
+        refuse_strange_host(self)
+
     def options(self, *_args: str, **_kwargs: str) -> None:
         """Refuse what asks whether another site may."""
         raise tornado.web.HTTPError(405)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Say in one sentence why nothing is shown; the rest is Flower's."""
+        if not say_strange_host(self, kwargs):
+            super().write_error(status_code, **kwargs)
 
     @property
     def looking(self) -> Watch:

@@ -7,7 +7,7 @@ from typing import Any
 import tornado.web
 from flower.views.monitor import Metrics as FlowersMetrics
 
-from app.dashboard.handlers import JsonHandler
+from app.dashboard.handlers import JsonHandler, refuse_strange_host, say_strange_host
 from app.dashboard.metrics import CONTENT_TYPE
 from app.dashboard.watch import Watch
 
@@ -33,6 +33,15 @@ class MetricsHandler(JsonHandler):
 
 class FlowersMetricsHandler(FlowersMetrics):  # type: ignore[misc] # Flower is untyped
     """Flower's own metrics: what it remembers of events since its start, and its own process."""
+
+    def prepare(self) -> None:
+        """Refuse what our own pages refuse."""
+        refuse_strange_host(self)
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Say why in one sentence; the rest is Flower's."""
+        if not say_strange_host(self, kwargs):
+            super().write_error(status_code, **kwargs)
 
     async def get(self) -> None:
         """Answer as Flower does, but only to people who may see its pages."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
-import redis
 import redis.exceptions
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -46,6 +45,8 @@ HISTORY_FRESH_S = 5.0
 _MOST_POINTS = 600
 _CONNECT_TIMEOUT_S = 2
 _SOCKET_TIMEOUT_S = 5
+_LOCK_PATIENCE_S = 5.0
+"""Seconds that a look waits for a folder's lock, which a repair may hold for long."""
 _HANDS = 4
 """Threads for samples and controls, so that the page goes on while one of them waits."""
 
@@ -113,15 +114,14 @@ class Watch:
         at, store = settings.load(BrokerSettings), settings.load(StoreSettings)
         url = broker.resolve(at, store)
         # A viewer waits for the answer, so a Redis that is gone or frozen is told of soon; the next look tries again.
-        pool = redis.BlockingConnectionPool.from_url(
-            url.client,
-            socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            socket_timeout=_SOCKET_TIMEOUT_S,
+        client = broker.connect(
+            url,
+            connect_timeout_s=_CONNECT_TIMEOUT_S,
+            timeout_s=_SOCKET_TIMEOUT_S,
             retry=Retry(NoBackoff(), 1),
-            max_connections=2 * _HANDS,
-            timeout=_SOCKET_TIMEOUT_S,
+            most=2 * _HANDS,
         )
-        queue = Queue(redis.Redis.from_pool(pool), at.keys)
+        queue = Queue(client, at.keys)
         max_pending = settings.load(QueueSettings).max_pending
         return cls(queue, url=url, prepared=store.prepared_dir, max_pending=max_pending)
 
@@ -243,7 +243,7 @@ class Watch:
         try:
             groups = {(group.kind, group.reason): group for group in book.look()}
             newest = [id_ for group in groups.values() for id_ in group.ids]
-            with Ledger(folder) as ledger:
+            with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
                 known = ledger.look_up(newest)
         except StoreError:  # the snapshot's notes tell of it; its counts stand without examples
             groups, known = {}, {}
@@ -255,7 +255,7 @@ class Watch:
         return found, book.complete
 
     def _read_history(self, span: Span, dataset: str | None) -> bytes:
-        now = time.time()
+        now = self._queue.reckon_now()  # by the clock that stamps the points
         since = now - SECONDS[span] - 60 if span in SECONDS else None
         folders = {dataset: self._folder(dataset)} if dataset else self._folders()
         points = {name: read_points(folder, since=since, most=_MOST_POINTS) for name, folder in folders.items()}

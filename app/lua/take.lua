@@ -28,6 +28,11 @@ if flight then
     end
 end
 if redis.call('HEXISTS', KEYS[4], DATASET) == 1 then
+    if state == 'mine' then
+        -- Its owner hands the ticket back, and would keep all others from the sample as long as it lives.
+        redis.call('HDEL', KEYS[2], ID)
+        redis.call('HDEL', KEYS[5], MEMBER)
+    end
     return {'paused'}
 end
 local deaths, points = deaths_of()

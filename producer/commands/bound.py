@@ -51,13 +51,20 @@ def _tell(bench: Bench, *, changed: bool) -> None:
     workers = bench.books.workers()
     servers = max(1, len(read_endpoints(bench.books, workers)))
     chosen = bench.books.bound()
-    holds = chosen or settings.load(settings.ServerSettings).max_in_flight
+    own = sorted({int(worker["max_in_flight"]) for worker in workers if "max_in_flight" in worker})
+    holds = chosen or (own[-1] if own else settings.load(settings.ServerSettings).max_in_flight)
     since = "from now on" if changed else "now"
-    why = f"set by producer bound; {_DEFAULT!r} takes it back" if chosen else "MILL_MAX_IN_FLIGHT as set here"
+    if chosen:
+        why = f"set by producer bound; {_DEFAULT!r} takes it back"
+    else:
+        why = "MILL_MAX_IN_FLIGHT of the workers" if own else "MILL_MAX_IN_FLIGHT as set here"
     say(f"At most {holds} requests in flight per model server {since}, over all workers ({why}).")
     if not workers:
         note("no worker runs; the bound holds for those that will.")
         return
+    if not chosen and len(own) > 1:
+        values = ", ".join(str(one) for one in own)
+        note(f"the workers were started with different MILL_MAX_IN_FLIGHT ({values}); each keeps to its own.")
     slots = sum(int(worker.get("slots", 0)) for worker in workers)
     if holds * servers > slots:
         needed = f"{holds} at " + ("the model server" if servers == 1 else f"each of {servers} model servers")

@@ -39,6 +39,11 @@ class Bench:
         """
         return open_ledger(self.store, dataset, create=create)
 
+    def for_hanging(self) -> Bench:
+        """Return the same with a connection that waits for a second only, for a Redis that did not answer."""
+        client = broker.connect_for_command(self.url, hanging=True)
+        return dataclasses.replace(self, client=client, books=Queue(client, self.books.keys))
+
 
 def open_ledger(store: StoreSettings, dataset: str, *, create: bool = False) -> Ledger:
     """Open a dataset's folder.
@@ -64,8 +69,19 @@ def open_bench(*, check: bool = True) -> Iterator[Bench]:
     url = broker.resolve(at, store)
     if check:
         broker.check(url)
-    with broker.translated(url), contextlib.closing(broker.connect(url)) as client:
+    with broker.translated(url), contextlib.closing(broker.connect_for_command(url)) as client:
         yield Bench(url, client, Queue(client, at.keys), store)
+
+
+def check_settings() -> None:
+    """Read every setting of this machine, so that a mistyped one ends a command before it makes or reads anything.
+
+    The settings of generation are left to the command, whose options may stand in for them.
+    Raises SettingError.
+    """
+    for group in settings.GROUPS:
+        if group is not settings.GenerationSettings:
+            settings.load(group)
 
 
 def warn_of_unknown_settings() -> None:

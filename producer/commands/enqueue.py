@@ -16,9 +16,10 @@ from app.places import refuse_extraction
 from app.records import Kind
 from app.settings import QueueSettings
 from producer.commands import reading
-from producer.commands.common import Bench, ProgressLine, interruption, note, open_bench, say
+from producer.commands.common import Bench, ProgressLine, check_settings, interruption, note, open_bench, say
 from producer.commands.typed import json_object, load_typed
 from producer.dedupe import Dedupe
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from app.feeder import Feeder
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from producer.reading import Opened
 
 _WAIT_NOTE_EVERY_S = 30.0
+RETRY_FAILED = typer.Option(
+    None,
+    "--retry-failed/--no-retry-failed",
+    help="Ask failed samples again, also those that the server refused (context_overflow, bad_request), or none. "
+    "[those that were not refused]",
+)
 
 ENQUEUE_HELP = """Queue every sample of SOURCE that is not recorded or queued yet.
 
@@ -69,7 +76,7 @@ def enqueue(
     limit: int | None = reading.LIMIT,
     dedupe: Dedupe = reading.DEDUPE,
     samples_per_prompt: int = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times."),
-    retry_failed: bool = typer.Option(True, "--retry-failed/--no-retry-failed", help="Ask failed samples again."),
+    retry_failed: bool | None = RETRY_FAILED,
     retry_rejected: bool = typer.Option(False, "--retry-rejected", help="Ask rejected samples again."),
     new_settings: bool = typer.Option(
         False, "--new-settings", help="Go on with other settings than before; waiting samples get them too."
@@ -105,6 +112,7 @@ def enqueue(
     from producer.enqueue import Job
 
     refuse_extraction(dataset)
+    check_settings()
     generation = load_typed(
         model=model,
         max_tokens=max_tokens,
@@ -144,7 +152,7 @@ def enqueue(
     _fill(dataset, job, retry_failed=retry_failed, retry_rejected=retry_rejected, new_settings=new_settings)
 
 
-def _fill(dataset: str, job: Job, *, retry_failed: bool, retry_rejected: bool, new_settings: bool) -> None:
+def _fill(dataset: str, job: Job, *, retry_failed: bool | None, retry_rejected: bool, new_settings: bool) -> None:
     """Queue what is not recorded or queued yet, and say what became of it."""
     from producer.enqueue import Enqueuer, Retry, begin, source_entry
 
@@ -154,13 +162,13 @@ def _fill(dataset: str, job: Job, *, retry_failed: bool, retry_rejected: bool, n
         with contextlib.closing(Progress(bench)) as view:
             feeder = feeder_for(bench, dataset, view=view, stopping=stopping, replace_waiting=new_settings)
             enqueuer = Enqueuer(feeder, url=bench.url, ledger=ledger, stopping=stopping)
-            retry = Retry(retry_failed, retry_rejected)
+            retry = Retry.told(failed=retry_failed, rejected=retry_rejected, new_settings=new_settings)
             report = enqueuer.run(opened.rows, opened.batches, retry=retry, on_progress=view)
         manifest.note_source(ledger, dataset, source_entry(opened.description, opened.adapter, report))
         if report.trouble is None and (why := bench.books.pause_reason(dataset)):
             note(f"the dataset {dataset!r} is paused ({why}); producer resume {dataset} goes on.")
     if new_settings and report.counts.waiting:
-        note(f"{report.counts.waiting:,} samples of {dataset!r} that were waiting have the new settings now.")
+        note(f"{counted(report.counts.waiting, 'sample')} of {dataset!r} that waited got the new settings now.")
     _show(report, dataset, opened, interrupted=stopping.came)
 
 
@@ -172,6 +180,7 @@ def retry(
     """Ask failed (or rejected) samples again, from their records; the source is not needed."""
     from app.retry import ask_again, carry_settings
 
+    check_settings()
     kind = Kind.REJECTED if rejected else Kind.FAILED
     with open_bench() as bench, bench.ledger(dataset) as ledger, interruption() as stopping:
         ledger.catch_up()
@@ -257,6 +266,13 @@ def met(report: Report, opened: Opened) -> Iterator[str]:
         yield reading.left_out(opened)
 
 
+def left_aside(counts: Counts, dataset: str) -> str:
+    """Say how many samples failed for good and are left aside, why, and what asks them again."""
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in sorted(counts.left_aside.items()))
+    n = counts.left_aside.total()
+    return f"left aside {n:,} that failed for good ({reasons}): producer retry {dataset} asks again"
+
+
 def _show(report: Report, dataset: str, opened: Opened, *, interrupted: bool) -> None:
     """Print what an enqueue did and end with its exit code.
 
@@ -267,16 +283,17 @@ def _show(report: Report, dataset: str, opened: Opened, *, interrupted: bool) ->
     for sentence in met(report, opened):
         note(sentence)
     if counts.recorded:
-        say(f"{dataset}: resuming: {counts.recorded:,} of {counts.samples:,} samples are recorded already.")
+        say(f"{dataset}: resuming: {counts.recorded:,} of {counted(counts.samples, 'sample')} recorded already.")
     say(
         f"{dataset}: read {counts.read:,}, refused {counts.refused:,} (duplicates {counts.duplicates:,}{near}), "
         f"already recorded {counts.recorded:,}, already queued {counts.waiting:,}, queued {counts.queued:,}"
         + (f" (asked again {counts.retried:,})" if counts.retried else "")
+        + (f"; {left_aside(counts, dataset)}" if counts.left_aside else "")
     )
     if counts.refused:
         note(f"the refused rows and why are in refused.jsonl of the dataset {dataset!r}.")
     if report.trouble is not None:
-        note(f"stopped after {counts.read:,} rows; run the same command again to go on.")
+        note(f"stopped after {counted(counts.read, 'row')}; run the same command again to go on.")
         raise report.trouble
     if interrupted or not report.complete:
         note(f"stopped: queued {counts.queued:,} of {counts.read:,} rows read; run the same command again to go on.")

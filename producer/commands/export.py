@@ -16,6 +16,7 @@ from app.errors import UsageError
 from app.ledger import Ledger
 from app.records import Kind
 from producer.commands.common import ProgressLine, note, open_ledger, say
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from producer.export.base import FormatOptions
@@ -128,9 +129,22 @@ def carry_out(datasets: Sequence[str], wishes: Wishes) -> None:
         for ledger in ledgers:
             for mending in ledger.catch_up():
                 note(str(mending))
+        _refuse_unknown_reasons(ledgers, wishes)
         write = _write_vocabulary if wishes.form in {VOCABULARY, FREQUENCIES} else _write_rows
         write(ledgers, wishes)
         _say_what_is_missing(ledgers, wishes)
+
+
+def _refuse_unknown_reasons(ledgers: Sequence[Ledger], wishes: Wishes) -> None:
+    """Refuse a reason that promptmill does not know and no record has: it is mistyped, and would export nothing."""
+    from app.verdict import Reason
+
+    found = {reason for one in ledgers for kind, reason in one.totals().by_reason if kind is Kind.REJECTED}
+    known = [*Reason, *sorted(found.difference(Reason))]
+    for reason in sorted(_selection(wishes).rejected or ()):
+        if reason not in known:
+            whose = ", ".join(ledger.folder.path.name for ledger in ledgers)
+            raise UsageError(f"No record of {whose} was rejected as {reason!r}; the reasons are: {', '.join(known)}.")
 
 
 def check(wishes: Wishes) -> None:
@@ -287,4 +301,5 @@ def _say_what_is_missing(ledgers: Sequence[Ledger], wishes: Wishes) -> None:
     words = [f"{count:,} {word}" for word, count in counts.items() if count]
     if words:
         whose = "the dataset's" if len(ledgers) == 1 else "the datasets'"
-        note(f"of {whose} {sum(one.samples for one in totals):,} samples, these are not in it: {', '.join(words)}.")
+        samples = counted(sum(one.samples for one in totals), "sample")
+        note(f"of {whose} {samples}, these are not in it: {', '.join(words)}.")

@@ -25,7 +25,17 @@ from app.extraction import (
 from app.lock import FolderLock, LockedError
 from app.places import dataset_folder, is_extraction
 from app.settings import QueueSettings, StoreSettings
-from producer.commands.common import Bench, ProgressLine, interruption, note, open_bench, open_ledger, say
+from producer.commands.common import (
+    Bench,
+    ProgressLine,
+    check_settings,
+    interruption,
+    note,
+    open_bench,
+    open_ledger,
+    say,
+)
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,6 +91,7 @@ def extract(
     if check and not repair:
         _check(name)
         return
+    check_settings()
     wish = _Wish(
         model, layers, dtype, layout, output, max_length, batch_tokens, retokenize, trust_remote_code
     )  # what was said now; the rest is as it was
@@ -277,7 +288,7 @@ def _drop_temporaries(folder: Path) -> None:
     from producer.states import drop_temporaries
 
     if removed := drop_temporaries(folder):
-        note(f"removed {removed:,} half files that killed workers had left.")
+        note(f"removed {counted(removed, 'half file')} that killed workers had left.")
 
 
 def _remake(ledger: Ledger, *, read: bool) -> None:
@@ -290,7 +301,7 @@ def _remake(ledger: Ledger, *, read: bool) -> None:
         return
     _tell(found)
     moved = set_aside(ledger, found)
-    note(f"moved {moved:,} records to {ledger.folder.quarantine.name}; their samples are made again.")
+    note(f"moved {counted(moved, 'record')} to {ledger.folder.quarantine.name}; their samples are made again.")
 
 
 def _check(name: str) -> None:

@@ -13,7 +13,7 @@ from producer.commands import reading
 from producer.commands.common import note, say, warn_of_unknown_settings
 from producer.commands.typed import json_object
 from producer.dedupe import Dedupe
-from producer.texts import cut
+from producer.texts import counted, cut
 
 if TYPE_CHECKING:
     from app.records import RefusedRow, Sample
@@ -181,7 +181,7 @@ def _rendered(sample: Sample, render: Render) -> str:
 def _show_counts(opened: Opened, refused: list[RefusedRow], found: int, rows: int) -> None:
     read = opened.rows.read
     bound = " (--rows reads more)" if read + opened.selection.left_out_rows >= rows else ""
-    say(f"{opened.description}: read {read:,} rows{bound}, samples {found:,}, refused {opened.rows.refused:,}")
+    say(f"{opened.description}: read {counted(read, 'row')}{bound}, samples {found:,}, refused {opened.rows.refused:,}")
     if opened.selection.left_out_rows:
         say(reading.left_out(opened))
     for reason, count in opened.rows.reasons.most_common():

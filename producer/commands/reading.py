@@ -11,6 +11,7 @@ from app import settings
 from app.settings import QueueSettings
 from producer.commands.common import ProgressLine
 from producer.dedupe import Dedupe
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from producer.reading import Opened, Reading
@@ -71,5 +72,5 @@ def open_rows(reading: Reading, *, first_rows: int | None = None, fingerprint: s
 
 def left_out(opened: Opened) -> str:
     """Return the sentence on rows that --filter left out, which are neither read nor refused."""
-    counted = "; ".join(f"{text}: {count:,}" for text, count in opened.selection.left_out.items())
-    return f"--filter left out {opened.selection.left_out_rows:,} rows ({counted})."
+    filters = "; ".join(f"{text}: {count:,}" for text, count in opened.selection.left_out.items())
+    return f"--filter left out {counted(opened.selection.left_out_rows, 'row')} ({filters})."

@@ -19,6 +19,7 @@ from producer.commands.common import (
     Bench,
     Interruption,
     ProgressLine,
+    check_settings,
     interruption,
     note,
     open_bench,
@@ -26,7 +27,8 @@ from producer.commands.common import (
     say,
     warn_of_unknown_settings,
 )
-from producer.commands.enqueue import Progress, feeder_for, met
+from producer.commands.enqueue import RETRY_FAILED, Progress, feeder_for, left_aside, met
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from producer.enqueue import Enqueuer, Retry
@@ -65,7 +67,7 @@ def run(
         None, metavar="FACTOR", help="Multiply every limit, as by 0.01 for a trial."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Show the plan and read the first rows; queue nothing."),
-    retry_failed: bool = typer.Option(True, "--retry-failed/--no-retry-failed", help="Ask failed samples again."),
+    retry_failed: bool | None = RETRY_FAILED,
     retry_rejected: bool = typer.Option(False, "--retry-rejected", help="Ask rejected samples again."),
     new_settings: bool = typer.Option(
         False, "--new-settings", help="Go on with other settings than before; waiting samples get them too."
@@ -77,6 +79,7 @@ def run(
     from producer.enqueue import Retry
     from producer.recipe import load
 
+    check_settings()
     loaded = load(recipe)
     wishes = [_wishes(loaded, number, one, overwrite=overwrite) for number, one in enumerate(loaded.exports, start=1)]
     if export:
@@ -90,7 +93,8 @@ def run(
     if dry_run:
         _show_plan(loaded, plan)
         return
-    _queue(plan, Retry(retry_failed, retry_rejected), new_settings=new_settings)
+    retry = Retry.told(failed=retry_failed, rejected=retry_rejected, new_settings=new_settings)
+    _queue(plan, retry, new_settings=new_settings)
 
 
 def _queue(plan: Sequence[Planned], retry: Retry, *, new_settings: bool) -> None:
@@ -192,8 +196,10 @@ def _note_end(bench: Bench, strand: Strand, *, new_settings: bool) -> None:
         strand.trouble = strand.trouble or error
     for sentence in met(report, opened):
         note(f"{name}: {sentence}")
+    if report.counts.left_aside:
+        note(f"{name}: {left_aside(report.counts, name)}.")
     if new_settings and report.counts.waiting:
-        note(f"{name}: {report.counts.waiting:,} samples that were waiting have the new settings now.")
+        note(f"{name}: {counted(report.counts.waiting, 'sample')} that waited got the new settings now.")
 
 
 def _show(bench: Bench, run: Run, stopping: Interruption) -> None:
@@ -212,7 +218,7 @@ def _show(bench: Bench, run: Run, stopping: Interruption) -> None:
         note("stopped; run the same command again to go on.")
         raise run.trouble
     if stopping.came:
-        note(f"stopped: queued {run.total.queued:,} samples; run the same command again to go on.")
+        note(f"stopped: queued {counted(run.total.queued, 'sample')}; run the same command again to go on.")
         raise typer.Exit(EXIT_INTERRUPTED)
     for strand in run.strands:
         if why := bench.books.pause_reason(strand.planned.name):
@@ -284,8 +290,10 @@ def _show_plan(recipe: Recipe, plan: Sequence[Planned]) -> None:
     for text in _table(iter(rows), left=(0, 3, 4)):
         say(text)
     limits = [planned.reading.limit for planned in plan]
-    most = f"at most {sum(limit or 0 for limit in limits):,} rows" if all(limits) else "not all of them limited"
-    say(f"{_datasets(len(plan))}, {most}, {len(recipe.exports)} exports. Nothing was queued (--dry-run).")
+    most = (
+        f"at most {counted(sum(limit or 0 for limit in limits), 'row')}" if all(limits) else "not all of them limited"
+    )
+    say(f"{_datasets(len(plan))}, {most}, {counted(len(recipe.exports), 'export')}. Nothing was queued (--dry-run).")
     for trouble in troubles:
         note(trouble)
     if troubles:
@@ -354,7 +362,7 @@ def _export(recipe: Recipe, wishes: Sequence[exports.Wishes]) -> None:
     for sentence in failed:
         note(sentence)
     if failed:
-        note(f"{len(failed)} of {len(wishes)} exports were not written.")
+        note(f"{len(failed)} of {counted(len(wishes), 'export')} could not be written.")
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
@@ -371,4 +379,4 @@ def _lacks(store: StoreSettings, dataset: str) -> Iterator[str]:
             yield f"{dataset}: {sentence}"
         left = ledger.totals().count(Kind.PENDING)
         if left:
-            yield f"{dataset}: {left:,} samples are not recorded yet."
+            yield f"{dataset}: not recorded yet: {counted(left, 'sample')}."

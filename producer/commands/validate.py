@@ -11,6 +11,7 @@ from app import settings
 from app.errors import EXIT_INCOMPLETE, UsageError
 from producer.commands.common import ProgressLine, open_ledger, say
 from producer.commands.typed import json_object
+from producer.texts import counted
 
 VALIDATE_HELP = """Check an export as strictly as no trainer does; exit code 0 only if it is sound.
 
@@ -83,7 +84,7 @@ def validate(
             renderer=renderer,
             ledgers=ledgers,
             on_progress=lambda rows, done: line.show(
-                f"checked {rows:,} rows" + (f", {done / 2**20:,.0f} MiB of the file" if done else "")
+                f"checked {counted(rows, 'row')}" + (f", {done / 2**20:,.0f} MiB of the file" if done else "")
             ),
         )
     for sentence in report.sentences():

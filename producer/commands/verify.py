@@ -12,7 +12,7 @@ import typer
 
 from app import broker, settings
 from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, BrokerError, UsageError
-from producer.commands.common import Bench, ProgressLine, note, open_bench, say
+from producer.commands.common import Bench, ProgressLine, check_settings, note, open_bench, say
 
 if TYPE_CHECKING:
     from producer.accounts import Report
@@ -40,7 +40,7 @@ def verify(
     dry_run: bool = typer.Option(False, "--dry-run", help="With --repair: only say what would be done."),
     as_json: bool = typer.Option(False, "--json", help="As JSON, for machines."),
 ) -> None:
-    """Account for every input id from the files and Redis; exit code 1 unless all is complete.
+    """Account for every input id from the files and Redis; exit code 1 unless all is there and complete.
 
     --repair first gives lost tickets back, moves lines that are no records or repeat one out of the files, and
     makes a wrong index anew. It is safe while workers run, and safe to interrupt: run it again.
@@ -50,13 +50,17 @@ def verify(
 
     if dry_run and not repair:
         raise UsageError("--dry-run says what --repair would do; give both.")
+    if repair:
+        check_settings()
     reports, known = {}, list[str]()
-    with open_bench(check=False) as bench, contextlib.closing(ProgressLine()) as progress:
+    with open_bench(check=False) as opened, contextlib.closing(ProgressLine()) as progress:
+        bench = opened
         try:
             with broker.translated(bench.url):
                 known = bench.books.datasets()
         except BrokerError as error:  # files alone account for a finished dataset
             note(str(error))
+            bench = opened.for_hanging()
         names = [dataset] if dataset else sorted(find_datasets(bench.store.prepared_dir, known)[0])
         try:
             for name in names:
@@ -71,8 +75,11 @@ def verify(
         for report in reports.values():
             say(report.render())
     if not reports:
-        note("there is no dataset yet; producer enqueue makes one.")
-    if not all(report.complete for report in reports.values()):
+        note(
+            f"nothing was verified: there is no dataset in {bench.store.prepared_dir} (MILL_PREPARED_DIR); producer "
+            "enqueue makes one."
+        )
+    if not reports or not all(report.complete for report in reports.values()):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 

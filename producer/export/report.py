@@ -9,6 +9,7 @@ from pathlib import Path
 from app.errors import IncompleteError
 from producer.export.base import LeftOut
 from producer.export.outputs import OutputFile
+from producer.texts import counted
 
 _MEGABYTE = 1_000_000
 _KILOBYTE = 1_000
@@ -50,10 +51,13 @@ class ExportReport:
 
     def sentences(self) -> list[str]:
         """Say it for a person, one fact a line."""
-        said = [f"{self.exported:,} records exported as {self.format} to {self.path} ({size_words(self.bytes)})."]
+        said = [
+            f"{counted(self.exported, 'record')} exported as {self.format} to {self.path} ({size_words(self.bytes)})."
+        ]
         if len(self.files) > 1 or self.files[0].path.name != self.path.name:
             said += [
-                f"  {file.path}: {file.rows:,} rows ({size_words(file.bytes)})" for file in self.files[:_SHOWN_FILES]
+                f"  {file.path}: {counted(file.rows, 'row')} ({size_words(file.bytes)})"
+                for file in self.files[:_SHOWN_FILES]
             ]
             if len(self.files) > _SHOWN_FILES:
                 said.append(f"  and {len(self.files) - _SHOWN_FILES:,} files more")

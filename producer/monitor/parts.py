@@ -103,7 +103,7 @@ def _outcomes(part: Part, marks: Marks) -> list[Span]:
         Span(f"{marks.failed} failed {counts.failed:,}", "red" if counts.failed else ""),
     ]
     if waiting:
-        in_flight = f"{marks.in_flight} in flight {number_words(counts.in_flight)}"
+        in_flight = f"{marks.in_flight} with workers {number_words(counts.in_flight)}"
         items.append(Span(in_flight, "cyan" if counts.in_flight else ""))
         items.append(Span(f"{marks.rest} queued {number_words(counts.queued)}"))
     if counts.refused:

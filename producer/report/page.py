@@ -162,8 +162,10 @@ def _over_time(points: Sequence[Point]) -> Iterator[str]:
     faults = paced("faults_per_s")
     yield drawn("Accepted samples", "a second", Curve("samples", "a", paced("samples_per_s"), area=True))
     yield drawn("Output tokens", "a second", Curve("tokens", "b", paced("tokens_per_s"), area=True))
-    held = Curve("held by workers", "a", [point.in_flight for point in points], area=True)
-    yield drawn("In flight", "samples", held, Curve("bound of the servers", "rest", [point.bound for point in points]))
+    held = Curve("with workers", "a", [point.in_flight for point in points], area=True)
+    yield drawn(
+        "With workers", "samples", held, Curve("bound of the servers", "rest", [point.bound for point in points])
+    )
     yield drawn("Left", "samples", Curve("left", "b", [point.left for point in points], area=True))
     latency = Curve("latency", "a", [point.latency_p95_s for point in points])
     yield drawn("Latency, 95 % below", "seconds", latency)

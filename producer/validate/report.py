@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from producer.texts import counted
 from producer.validate.findings import Findings
 from producer.validate.problems import Problem
 
@@ -47,7 +48,7 @@ class Report:
         """Say it, one line each: the table, examples by row, and the verdict."""
         tokens = "" if self.supervised_tokens is None else f", {self.supervised_tokens:,} supervised tokens"
         names = ", ".join(str(path) for path in self.paths)
-        said = [f"{names}: {self.rows:,} rows ({self.shape}){tokens}."]
+        said = [f"{names}: {counted(self.rows, 'row')} ({self.shape}){tokens}."]
         said += [f"Checked: {', '.join(self.checked)}."]
         said += [f"Not checked: {words}." for words in self.unchecked]
         said += self.left_out

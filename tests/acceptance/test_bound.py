@@ -24,6 +24,10 @@ def test_a_bound_takes_hold_while_workers_run(mill: Mill, model_server: ModelSer
         mill.worker(concurrency=8)
     wait_until(lambda: server.in_flight == 4, 15, "four requests in flight")
     assert server.peak_in_flight == 4
+    mill.env["MILL_MAX_IN_FLIGHT"] = "99"
+    told = mill.run("bound")
+    assert told.stdout.startswith("At most 4 requests in flight per model server now, over all workers"), "as theirs is"
+    assert "(MILL_MAX_IN_FLIGHT of the workers)" in told.stdout
 
     told = mill.run("bound", "12")
     assert told.stdout.startswith("At most 12 requests in flight per model server from now on, over all workers")

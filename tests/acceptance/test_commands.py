@@ -96,6 +96,30 @@ def test_a_finished_dataset_needs_no_redis(
     ] in told.stdout
 
 
+def test_verify_of_nothing_is_no_success(mill: Mill, new_redis: RedisFactory) -> None:
+    """Where no dataset was looked at verify ends with 1 and names the folder, with Redis and without it."""
+    server = new_redis()
+    mill.env["MILL_REDIS_URL"] = server.url
+    words = f"nothing was verified: there is no dataset in {mill.prepared} (MILL_PREPARED_DIR)"
+    assert words in mill.run("verify", expect=1).stderr
+    server.kill()
+    told = mill.run("verify", "--json", expect=1)
+    assert words in told.stderr
+    assert "cannot be reached" in told.stderr
+    assert told.json() == {}
+
+
+def test_verify_of_an_unfinished_dataset_needs_redis(mill: Mill, new_redis: RedisFactory) -> None:
+    """While samples are left and Redis does not answer verify ends with 1 and says why."""
+    server = new_redis()
+    mill.env["MILL_REDIS_URL"] = server.url
+    mill.enqueue(["one", "two"])
+    server.kill()
+    told = mill.run("verify", expect=1)
+    assert "2 samples are not recorded, and without Redis nobody can tell whether they are queued." in told.stdout
+    assert "case: NOT complete" in told.stdout
+
+
 def test_pause_and_resume(mill: Mill, model_server: ModelServerFactory) -> None:
     """A paused dataset is not asked, with its reason in status, while others go on; resume lets it go on."""
     server = model_server()

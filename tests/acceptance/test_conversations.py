@@ -107,6 +107,8 @@ def test_prompts_that_do_not_fit(mill: Mill, model_server: ModelServerFactory) -
     told = mill.run("status", expect=1).stdout
     assert "context_overflow 2" in told
     mill.run("monitor", "--until-done", expect=1)
+    again = "left aside 2 that failed for good (context_overflow 2): producer retry case asks again"
+    assert f" queued 0; {again}\n" in mill.enqueue(rows).stdout
     assert " queued 0\n" in mill.enqueue(rows, "--no-retry-failed").stdout
     assert len(server.requests) == 5
     assert "nothing to ask again" in mill.run("retry", "case", "--fault", "timeout").stdout
@@ -116,3 +118,21 @@ def test_prompts_that_do_not_fit(mill: Mill, model_server: ModelServerFactory) -
     assert {record["round"] for record in records(mill)} == {0, 1}
     mill.run("status")
     mill.run("verify")
+
+
+def test_what_was_refused_is_asked_again_when_told(mill: Mill, model_server: ModelServerFactory) -> None:
+    """Enqueue asks a refused sample again with --retry-failed, and with --new-settings; a run of a recipe likewise."""
+    model_server([{"match": "bad", "status": 400}])
+    rows = ["good", "bad"]
+    mill.enqueue(rows)
+    mill.worker()
+    balanced(mill, accepted=1, failed=1, left=0)
+    aside = "left aside 1 that failed for good (bad_request 1)"
+    assert f"queued 0; {aside}" in mill.enqueue(rows).stdout
+    recipe = mill.path / "recipe.toml"
+    recipe.write_text(f'[[dataset]]\nname = "case"\nsource = "{mill.write_rows(rows)}"\n', encoding="utf-8")
+    assert aside in mill.run("run", str(recipe)).stderr
+    for told in (("--retry-failed",), ("--temperature", "0.5", "--new-settings")):
+        said = mill.enqueue(rows, *told).stdout
+        assert "queued 1 (asked again 1)\n" in said
+        balanced(mill, accepted=1, failed=1, left=0)

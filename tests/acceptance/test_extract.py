@@ -131,7 +131,7 @@ def test_lost_and_damaged_files_are_made_again(extractor: Mill, target: Path) ->
     assert f"{files['s000']}: it is not there" in went_on.stderr
     assert "already made 5, already queued 0, queued 1" in went_on.stdout
     _finish(mill, 6)
-    assert "moved 1 records to quarantine.jsonl" in mill.run("extract", "chat", "--repair").stderr
+    assert "moved 1 record to quarantine.jsonl" in mill.run("extract", "chat", "--repair").stderr
     _finish(mill, 6)
     _assert_complete(mill, [one.id for one in made])
 

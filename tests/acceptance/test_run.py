@@ -67,7 +67,7 @@ def test_the_small_recipe_from_rows_to_exports(mill: Mill, model_server: ModelSe
         assert int(line["waiting"]) + int(line["queued"]) == count
         assert line["input"] == "complete"
     early = mill.run("run", file, "--export", expect=1)
-    assert "math: 6 samples are not recorded yet." in early.stderr
+    assert "math: not recorded yet: 6 samples." in early.stderr
     assert not list(mill.path.glob("eagle3*"))
     mill.worker(concurrency=16)
     for name, count in samples.items():
@@ -99,7 +99,7 @@ def test_the_small_recipe_from_rows_to_exports(mill: Mill, model_server: ModelSe
     assert (mill.path / "eagle3-vocab.npz").stat().st_size > 0
     assert "functions" in (mill.path / "eagle3.README.md").read_text()
     kept = mill.run("run", file, "--export", expect=1)
-    assert "2 of 2 exports were not written." in kept.stderr
+    assert "2 of 2 exports could not be written." in kept.stderr
     assert "eagle3-vocab.npz: " in kept.stderr
     mill.run("run", file, "--export", "--overwrite")
     again = mill.run("run", file)
@@ -144,7 +144,7 @@ def test_one_bad_dataset_does_not_stop_the_others(mill: Mill) -> None:
     assert "producer: good" not in dry.stderr
     mended = mill.run("run", file, "--only", "good", "--only", "other", "--new-settings")
     assert row(mill, mended.stdout, "other")["waiting"] == "30"
-    assert "other: 30 samples that were waiting have the new settings now." in mended.stderr
+    assert "other: 30 samples that waited got the new settings now." in mended.stderr
 
 
 def test_datasets_take_turns_by_weight(mill: Mill, model_server: ModelServerFactory) -> None:

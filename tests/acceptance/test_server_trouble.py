@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from app.records import Kind
 from tests.conftest import ModelServerFactory
 from tests.support.books import balanced, by_source_id
@@ -95,3 +97,16 @@ def test_an_answer_that_outlasts_its_lease(mill: Mill, model_server: ModelServer
     assert server.in_flight == 1
     balanced(mill, accepted=31)
     assert server.count("very slow") == 1
+
+
+@pytest.mark.slow
+def test_a_prompt_that_a_gateway_alone_refuses(mill: Mill, model_server: ModelServerFactory) -> None:
+    """A prompt that is refused as if the key were wrong, while others are answered, fails by itself; the run ends."""
+    server = model_server([{"match": "forbidden", "status": 403, "message": "Blocked by policy 7."}], latency_s=0.1)
+    mill.env |= {"MILL_MAX_ATTEMPTS": "2", "MILL_BACKOFF_S": "0.2"}
+    mill.enqueue([*(f"f {number}" for number in range(40)), "forbidden", *(f"g {number}" for number in range(160))])
+    mill.worker(concurrency=4)
+    mill.wait_recorded(201)
+    balanced(mill, accepted=200, failed=1)
+    assert [record["reason"] for record in by_source_id(mill, kind=Kind.FAILED).values()] == ["unauthorized"]
+    assert server.counts["forbidden"] <= 4

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.conftest import ModelServerFactory
 from tests.support.books import balanced, by_source_id
 from tests.support.mill import Mill
@@ -89,4 +91,24 @@ def test_settings_that_cannot_be_used(mill: Mill) -> None:
     del mill.env["MILL_MAX_TOKENS"]
     mill.env["MILL_MAX_PENDING"] = "many"
     assert "MILL_MAX_PENDING" in mill.enqueue(["x"], expect=2).stderr
+    assert not mill.prepared.exists()
+
+
+@pytest.mark.parametrize("command", ["enqueue", "run", "retry", "extract"])
+@pytest.mark.parametrize(("variable", "value"), [("MILL_MODEL_URLS", "htp://x"), ("MILL_MAX_IN_FLIGHT", "abc")])
+def test_a_mistyped_setting_leaves_nothing_behind(mill: Mill, command: str, variable: str, value: str) -> None:
+    """Also a setting that only workers use ends a command in its own name, before a dataset's folder is made."""
+    rows = mill.write_rows(["x"])
+    recipe = mill.path / "recipe.toml"
+    recipe.write_text(f'[[dataset]]\nname = "case"\nsource = "{rows}"\n')
+    words = {
+        "enqueue": ("enqueue", str(rows), "--dataset", "case"),
+        "run": ("run", str(recipe)),
+        "retry": ("retry", "case"),
+        "extract": ("extract", "case"),
+    }
+    mill.env[variable] = value
+    told = mill.run(*words[command], expect=2)
+    assert told.stderr.startswith(f"producer: {variable} cannot be used: "), told.stderr
+    assert told.stderr.count("\n") == 1
     assert not mill.prepared.exists()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from app.errors import DiskFullError
 from app.ledger import Ledger
@@ -16,7 +16,7 @@ from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_balanced, assert_quiet, prompts
 from tests.support.folders import largest_file, pen
 from tests.support.mill import Mill
-from tests.support.processes import PROJECT_ROOT, run_command
+from tests.support.processes import PROJECT_ROOT, run_command, wait_until
 
 _READ_AND_CLOSE = """
 import pathlib, sys
@@ -56,6 +56,11 @@ def test_a_folder_on_a_full_disk_is_left_as_it_was(tmp_path: Path) -> None:
     assert not folder.lines(Kind.ACCEPTED).exists()
 
 
+def _refused(client: Redis) -> int:
+    """Return how many commands Redis has refused because it is full."""
+    return int(client.info("errorstats").get("errorstat_OOM", {}).get("count", 0))
+
+
 @pytest.mark.fault
 def test_a_full_redis_is_waited_for_with_the_connections_that_there_are(
     mill: Mill, new_redis: RedisFactory, model_server: ModelServerFactory
@@ -73,7 +78,8 @@ def test_a_full_redis_is_waited_for_with_the_connections_that_there_are(
 
     client.config_set("maxmemory", 2**20)
     worker.wait_for_output("Redis takes no writes")
-    time.sleep(4)  # how long it is full is what is tried
+    refused = _refused(client)
+    wait_until(lambda: _refused(client) >= refused + 10, 60, "more writes that Redis refuses", detail=mill.tails)
     during = len(client.client_list())
     client.config_set("maxmemory", 0)
     worker.wait_for_output("Redis takes writes again")

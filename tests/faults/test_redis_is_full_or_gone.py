@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from app.places import Keys
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_asked_once, assert_balanced, assert_quiet, prompts
 from tests.support.mill import Mill
 from tests.support.model_rules import Rule
+from tests.support.ports import free_port
 from tests.support.processes import wait_until
 from tests.support.redis_server import RedisServer
 
 pytestmark = pytest.mark.fault
+
+_HANGS_S = 15.0
+"""Seconds within which a Redis that never answers is told, on a busy machine."""
 
 
 @pytest.fixture
@@ -89,6 +96,47 @@ def test_a_redis_that_is_full_is_told_by_every_command(
     assert "queued 1 failed samples again" in mill.run("retry", "case").stdout
     mill.run("pause", "case")
     assert "queued 1" in mill.run(*commands[-1]).stdout
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_a_redis_that_takes_no_writes_is_looked_at_all_the_same(mill: Mill, own_redis: RedisServer, how: str) -> None:
+    """Status says what waits also where Redis is full, or a replica, and a worker has died that is noted there."""
+    mill.enqueue(["one", "two"])
+    client = own_redis.client()
+    client.sadd(Keys(mill.env.get("MILL_KEY_PREFIX", "mill:")).workers, "host-1-dead")
+    if how == "full":
+        _fill_up(own_redis)
+    else:
+        client.replicaof("127.0.0.1", str(free_port()))
+    told = mill.run("status")
+    assert "queued 2" in told.stdout
+    assert "Redis ok" in told.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("status",), "cannot be reached"),
+        (("verify",), "cannot be reached"),
+        (("retry", "case"), "cannot be reached"),
+        (("pause", "case"), "cannot be reached"),
+        (("bound",), "cannot be reached"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else "",
+)
+def test_a_redis_that_hangs_is_told_by_every_command(
+    mill: Mill, own_redis: RedisServer, words: tuple[str, ...], said: str
+) -> None:
+    """A Redis that takes connections and never answers keeps no command waiting for longer than some seconds."""
+    mill.enqueue(["one"])
+    own_redis.process.pause()
+    began = time.monotonic()
+    told = mill.run(*words, expect=1)
+    assert time.monotonic() - began < _HANGS_S
+    assert said in told.stdout + told.stderr
+    assert "Traceback" not in told.stderr
+    own_redis.process.resume()
 
 
 def test_near_its_memorys_end_redis_is_emptied_and_filled_in_turns(

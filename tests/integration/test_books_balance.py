@@ -153,7 +153,7 @@ def views(queue: Queue, ledger: Ledger) -> dict[str, dict[str, Any]]:
     """Return the counts of status, of progress.json and of verify."""
     snapshot = take_snapshot(queue, ledger.folder.path.parent)
     assert_monitor_says(snapshot)
-    write_progress(ledger, snapshot)
+    write_progress(ledger, snapshot, at=snapshot.at)
     told = parse_strict(status.status_json(snapshot))["datasets"][DATASET]["counts"]
     written = parse_strict(ledger.folder.progress.read_bytes())["datasets"][DATASET]["counts"]
     audit = verify(queue, ledger, DATASET, look_again_s=0.0).counts

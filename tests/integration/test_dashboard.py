@@ -217,6 +217,23 @@ def test_other_sites_learn_nothing(world: World) -> None:
     assert world.open.ask("/pipeline/control", method="OPTIONS").status == 405
 
 
+PAGES = ("/", "/pipeline", "/pipeline/data", "/pipeline/sample.json?dataset=chat&id=x", "/metrics", "/metrics/flower")
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_another_sites_name_shows_nothing_without_a_login(world: World, path: str) -> None:
+    """A page whose own name leads to this machine (DNS rebinding) is refused in a sentence; a login admits any name."""
+    port = world.open.port
+    for host in (f"evil.example:{port}", "evil.example", f"127.0.0.1.evil.example:{port}", "192.168.1.7", ""):
+        answer = world.open.ask(path, headers={"Host": host})
+        assert (answer.status, "Without a login" in answer.text) == (403, True), host
+        assert answer.text.count("\n") <= 1
+        assert "prompts" not in answer.text
+    for host in (f"localhost:{port}", f"LOCALHOST:{port}", f"127.0.0.1:{port}", f"[::1]:{port}"):
+        assert world.open.ask(path, headers={"Host": host}).status in {200, 302, 404}, host
+    assert world.guarded.ask(path, headers={"Host": f"mill.example:{port}"}).status in {200, 302, 404}
+
+
 def test_without_a_login_nothing_can_be_changed(world: World) -> None:
     """A Flower that knows nobody shows no control and refuses every order, and says how to get one."""
     page = world.open.ask("/pipeline")

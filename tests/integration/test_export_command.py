@@ -104,6 +104,10 @@ def test_a_vocabulary(desk: Desk) -> None:
         (("--format", "vocab", "--limit", "9"), "The format vocab has no --limit; it writes no rows."),
         (("--format", "openai", "--order", "random"), "choose one of completion, id."),
         (("--format", "openai", "--include", "failed"), "give rejected for all rejected records"),
+        (
+            ("--format", "openai", "--include", "rejected:truncatd"),
+            "No record of chat was rejected as 'truncatd'; the reasons are: truncated_in_think, truncated, ",
+        ),
         (("--format", "openai", "--yes"), "--yes belongs to --push ORG/NAME, which was not given."),
         (("--format", "openai", "--push", "chat", "--yes"), "give the dataset as ORG/NAME."),
         (("--format", "openai", "--push", "my-org/chat"), "there is no terminal to answer in; add --yes or --dry-run."),

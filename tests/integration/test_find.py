@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +13,11 @@ import msgspec
 import pytest
 
 from app import broker as brokers
-from app.errors import UsageError
+from app import find
+from app.errors import StoreError, UsageError
 from app.find import find_sample
 from app.ledger import Ledger
+from app.lock import FolderLock
 from app.places import DatasetFolder, Keys, dataset_folder
 from app.queue import Queue
 from app.records import Kind, Sample
@@ -63,6 +68,53 @@ def test_every_round_of_a_recorded_sample(queue: Queue, folder: DatasetFolder) -
     ]
     assert found.record is found.rounds[-1]
     assert found.messages == [{"role": "user", "content": "Hi"}]
+
+
+def test_a_file_that_is_cut_while_it_is_read(folder: DatasetFolder, tmp_path: Path) -> None:
+    """Earlier rounds are read while a repair cuts their file again and again; what is there is told, nothing dies."""
+    with Ledger.open(folder) as ledger:
+        ledger.commit([pen("s1", Kind.FAILED, reason="timeout"), pen("s2", Kind.FAILED, reason="timeout")])
+        ledger.commit([pen("s1", Kind.ACCEPTED, round_=1, tokens=5)])
+    lines = folder.lines(Kind.FAILED)
+    whole = lines.read_bytes() + (b'{"id":"s3","long":"' + b"x" * 1000 + b'"}\n') * 4000
+    script = tmp_path / "read.py"
+    script.write_text(_READER, encoding="utf-8")
+    lines.write_bytes(whole)
+    with subprocess.Popen([sys.executable, str(script), str(folder.path)], stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"begun\n"
+        while reader.poll() is None:
+            os.truncate(lines, 100)
+            lines.write_bytes(whole)
+        said = reader.stdout.read()
+    assert reader.returncode == 0
+    assert said.splitlines()[-1] == b"accepted"
+
+
+_READER = """
+import sys, time
+from pathlib import Path
+from app.find import _earlier_rounds
+from app.index import Entry
+from app.places import DatasetFolder
+from app.records import Kind
+
+print("begun", flush=True)
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    list(_earlier_rounds(DatasetFolder(Path(sys.argv[1])), "s1", Entry(Kind.ACCEPTED, "", 1, 0, 10, 5)))
+print("accepted")
+"""
+
+
+def test_a_folder_that_is_locked_for_long(queue: Queue, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a folder under a long repair ends with a sentence in seconds; it blocks no thread of the page."""
+    monkeypatch.setattr(find, "_LOCK_PATIENCE_S", 0.1)
+    with Ledger.open(folder) as ledger:
+        ledger.commit([pen("s1", Kind.FAILED, reason="timeout")])
+    with FolderLock(folder.lock).held(), pytest.raises(StoreError, match="is locked by"):
+        find_sample(queue, folder, "s1")
+    assert find_sample(queue, folder, "s1").state == "failed"
 
 
 def test_a_sample_that_waits_and_one_that_is_asked(queue: Queue, folder: DatasetFolder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -16,9 +17,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from app.broker import recorded_url
-from app.errors import BrokerError, BrokerUnreachableError, MillError
+from app.errors import BrokerError, BrokerUnreachableError, MillError, SettingError
 from app.settings import BrokerSettings, ServerSettings, StoreSettings, WorkerSettings
 from producer import local_broker, local_flower, ports, processes
+from producer.processes import Process
 from producer.services import SPARE_SLOTS, LocalServices
 from tests.support.processes import ManagedProcess, wait_until
 
@@ -203,6 +205,25 @@ def test_a_worker_that_does_not_start_is_one_sentence_and_leaves_nothing(
     monkeypatch.setenv("FLOWER_ADDRESS", "0.0.0.0")  # noqa: S104 - refused before anything listens
     report = services.up(workers=0)
     assert "the work goes on without it" in report.notes[0]
+
+
+def test_scale_without_a_model_server_is_refused_as_up_is(local: LocalFactory) -> None:
+    """More workers need a model server to be set in this shell; nothing is started, and fewer do not need one."""
+    services = local()
+    services.up(workers=1, flower=False)
+    bare = dataclasses.replace(services, server=ServerSettings())
+    for command in (bare.scale, lambda workers: bare.up(workers=workers)):
+        with pytest.raises(SettingError, match=r"^The workers have no model server; set MILL_MODEL_URLS"):
+            command(2)
+    assert [process.name for process in services.running().workers] == ["mill1"]
+    bare.scale(0)
+
+
+def test_the_reason_of_an_end_is_our_own_sentence(tmp_path: Path) -> None:
+    """Neither a warning's source line nor what comes after it hides the sentence that a program ends with."""
+    log = tmp_path / "mill1.log"
+    log.write_text("promptmill: MILL_X is wrong.\n  _warn_or_raise_security_error(\nno error at all\n")
+    assert processes.last_words(Process(name="mill1", pid=1, started="", log=str(log))) == "MILL_X is wrong"
 
 
 def test_what_runs_beside_ends_with_down(local: LocalFactory) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.dashboard.looks import FRESH_S
 from app.ledger import Ledger
 from app.places import dataset_folder
 from app.records import Kind
@@ -50,6 +52,12 @@ class World:
         assert answer.status == 200, answer
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         return parse(answer.text)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds of processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.fixture(scope="module")
@@ -175,11 +183,19 @@ def test_flowers_own_metrics_have_another_address(world: World) -> None:
 def test_a_scrape_shares_the_pages_look(world: World) -> None:
     """While somebody has the page open, a scrape tells the very snapshot that the page shows."""
 
-    def shared() -> bool:
-        shown = world.flower.data()["snapshot"]["at"]
-        return bool(world.scrape()[series("snapshot_timestamp_seconds")] == shown)
+    def look() -> float:
+        return float(world.flower.data()["snapshot"]["at"])
 
-    wait_until(shared, 20, "one look for both", poll_s=0.2)
+    def page_then_scrape() -> tuple[float, float] | None:
+        """Return the moments of both snapshots; None where the page's was too old by the time of the scrape."""
+        before = look()
+        shown = wait_until(lambda: (at := look()) > before and at, 20, "a new look for the page")
+        scraped = world.scrape()[series("snapshot_timestamp_seconds")]
+        in_time = time.time() - shown < FRESH_S - 0.2
+        return (shown, scraped) if in_time and scraped >= shown else None  # an older one was kept of a scrape before
+
+    shown, scraped = wait_until(page_then_scrape, 60, "a scrape right after a look of the page")
+    assert scraped == shown
 
 
 def test_a_scrape_is_fast(world: World, tmp_path: Path) -> None:
@@ -196,13 +212,14 @@ def test_a_scrape_is_fast(world: World, tmp_path: Path) -> None:
         flower.wait_ready()
         found = parse(flower.ask("/metrics").text)
         assert found[series("dataset_output_tokens", dataset="dataset-7")] == 80_000
-        took = []
+        took, begun = [], cpu_s(flower.pid)
         for _ in range(40):
             begin = time.perf_counter()
             assert flower.ask("/metrics").status == 200
             took.append(time.perf_counter() - begin)
-        # A quarter: other work on the machine is no fault of ours.
-        assert sorted(took)[len(took) // 4] < MOST_S, took
+        # The fastest, and the processor's time: other work on the machine is no fault of ours.
+        assert min(took) < MOST_S, took
+        assert (cpu_s(flower.pid) - begun) / len(took) < MOST_S
 
 
 def test_without_redis_the_files_speak(world: World) -> None:

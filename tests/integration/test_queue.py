@@ -14,7 +14,7 @@ from app import broker as brokers
 from app import celery as mill_celery
 from app.places import Keys
 from app.queue import Queue, Waiting, task_id
-from app.records import Kind, Sample
+from app.records import Kind, Sample, Source
 from app.tally import Done
 from tests.conftest import Broker
 from tests.support.processes import wait_until
@@ -68,7 +68,7 @@ def test_settings_travel_with_the_dataset(queue: Queue) -> None:
 def test_put_is_idempotent(queue: Queue) -> None:
     """Putting a sample that waits already changes nothing and is told apart from new ones."""
     _put(queue, "a", "b")
-    assert queue.put(DATASET, [_sample("b", round=7), _sample("c")]) == ["c"]
+    assert queue.put(DATASET, [_sample("b", source=Source(row=7)), _sample("c")]) == ["c"]
     assert queue.put(DATASET, []) == []
     assert queue.take(DATASET, "b", "me").sample == _sample("b")
     assert queue.waiting_ids(DATASET, ["a", "c", "x"]) == {"a", "c"}
@@ -151,7 +151,7 @@ def test_a_ticket_without_prompt_leaves_nothing_behind(queue: Queue) -> None:
 
 def test_finish_keeps_the_books(queue: Queue) -> None:
     """Finishing drops all that Redis holds of the samples and counts them by second and kind, with accepted tokens."""
-    queue.put(DATASET, [_sample(id_) for id_ in "abcde"], {"a": Kind.FAILED, "b": Kind.REJECTED, "c": Kind.REJECTED})
+    queue.put(DATASET, [_sample(id_) for id_ in "abcdex"], {"a": Kind.FAILED, "b": Kind.REJECTED, "c": Kind.REJECTED})
     assert (queue.waiting(DATASET).again_failed, queue.waiting(DATASET).again_rejected) == (1, 2)
     for id_ in "abc":
         queue.take(DATASET, id_, "me")
@@ -183,6 +183,7 @@ def test_old_rates_are_forgotten(queue: Queue) -> None:
     """Per-second tallies are kept for 15 minutes."""
     now = int(time.time())
     for at in (now - 2000, now - 1000, now - 300, now):
+        _put(queue, "a")
         queue.finish(DATASET, [Done("a", Kind.ACCEPTED, 1)], at=at)
     queue.tally.trim(DATASET)
     assert sorted(queue.tally.look(DATASET).seconds) == [now - 300, now]

@@ -13,11 +13,11 @@ import pytest
 from app import broker as app_broker
 from app import manifest
 from app.errors import StoreError
-from app.ledger import Ledger
+from app.ledger import Ledger, Pen
 from app.lock import FolderLock
 from app.places import Keys, dataset_folder
 from app.queue import Queue
-from app.records import Kind
+from app.records import Kind, KnownSample, Sample, Source, encode_line
 from producer.accounts import Report
 from producer.export.base import Head
 from producer.export.selection import select
@@ -33,13 +33,17 @@ from tests.support.repairs import (
     know,
     known_line,
     mend,
+    publish,
     put,
     quarantined,
     record,
     record_line,
     tickets,
 )
+from tests.unit.app.test_extraction import plan
+from tests.unit.producer.test_states import extracted
 
+HIDDEN = "chat.hidden"
 ABSENT = Queue(absent_redis(), Keys("x:"))
 """The queue of a Redis that does not answer."""
 
@@ -152,7 +156,7 @@ def test_whole_records_on_a_damaged_line_are_rescued(
 
 
 def test_recorded_samples_get_back_their_samples_line(queue: Queue, ledger: Ledger) -> None:
-    """A lost samples.jsonl is made anew out of sound records and payloads; what does not fit its id is told of."""
+    """A lost samples.jsonl is made anew out of sound records and payloads; what does not fit its id is moved."""
     know(ledger, 1, 2, 3)
     record(ledger, 1)
     record(ledger, 2, kind=Kind.FAILED)
@@ -161,12 +165,85 @@ def test_recorded_samples_get_back_their_samples_line(queue: Queue, ledger: Ledg
     append(ledger, Kind.ACCEPTED, record_line(4, id="stranger"))
     said = mend(queue, ledger)
     assert "Wrote 3 recorded or queued ids that samples.jsonl lacked into it." in said
-    assert any("1 recorded or queued ids are in no samples.jsonl and are not those" in words for words in said), said
+    assert "Moved 1 piece of raw_responses.jsonl that is no sound record of this dataset to quarantine.jsonl." in said
     lines = ledger.folder.lines(Kind.PENDING).read_bytes().splitlines(keepends=True)
     assert sorted(lines) == sorted(map(known_line, (1, 2, 3)))
-    report = verify(queue, ledger, DATASET, look_again_s=0.0)
-    assert "1 recorded or queued id is in no samples.jsonl: stranger." in report.problems
-    assert picture(ledger) == fresh_picture(ledger.folder)
+    moved = [(data, why) for _file, _at, data, why in quarantined(ledger.folder)]
+    assert moved == [(record_line(4, id="stranger")[:-1], "its id is not that of its prompt")]
+    check(queue, ledger)
+
+
+@pytest.mark.parametrize("kind", [Kind.ACCEPTED, Kind.FAILED])
+def test_a_record_with_another_id_than_its_prompts_is_moved(queue: Queue, ledger: Ledger, kind: Kind) -> None:
+    """A record whose id was edited by hand goes to the quarantine file; its sample is missing, and asked again."""
+    know(ledger, 1, 2)
+    record(ledger, 1)
+    append(ledger, kind, record_line(2, kind, id="zzz"))
+    assert "1 recorded or queued id is in no samples.jsonl: zzz." in verify(queue, ledger, DATASET).problems
+    would = mend(queue, ledger, dry_run=True)
+    assert any(words.startswith("Would move 1 piece of ") for words in would), would
+    said = mend(queue, ledger)
+    assert any(words.startswith("Moved 1 piece of ") for words in said), said
+    assert any("1 sample is neither done nor in Redis" in words for words in said), said
+    report = check(queue, ledger)
+    assert report.missing == ids(2)
+    assert not any("repair" in words for words in [*report.problems, *report.notes])
+    record(ledger, 2)
+    assert check(queue, ledger).complete
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[Ledger]:
+    """Return the folder of a dataset of hidden states, in which three files are recorded."""
+    with Ledger.open(dataset_folder(tmp_path, HIDDEN)) as opened:
+        manifest.fix_content(opened, HIDDEN, plan().content(), new=False)
+        pens = [Pen(Kind.PENDING, id_, encode_line(KnownSample(id_, row=row))) for row, id_ in enumerate("zyx", 1)]
+        opened.commit([*pens, *(Pen(Kind.ACCEPTED, id_, states_line(opened, id_)) for id_ in "zyx")])
+        for id_ in "zyx":
+            file = opened.folder.path / "states" / plan().file_of(id_, 1)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(id_.encode())
+        yield opened
+
+
+def states_line(ledger: Ledger, id_: str) -> bytes:
+    """Return the line of a file of hidden states; z is number 1 of the run, y 2, x 3."""
+    known = manifest.read(ledger)
+    assert known is not None
+    record = extracted(id_, id_.encode(), known.settings[-1].fingerprint)
+    return encode_line(msgspec.structs.replace(record, source=Source(row=" zyx".index(id_), name="chat")))
+
+
+@pytest.mark.parametrize("glue", [b"", b"\0" * 70, b'{"id":"q","dataset":"chat'], ids=["newline", "NULs", "torn"])
+def test_whole_records_of_hidden_states_are_rescued(queue: Queue, states: Ledger, glue: bytes) -> None:
+    """Records of hidden states on a damaged line get lines of their own, so that no file is made a second time."""
+    lines = [states_line(states, id_) for id_ in "zyx"]
+    states.folder.lines(Kind.ACCEPTED).write_bytes(lines[0] + lines[1][:-1] + glue + lines[2])
+    said = mend(queue, states, dataset=HIDDEN)
+    assert "Gave 2 whole records on damaged lines of raw_responses.jsonl lines of their own." in said
+    assert states.folder.lines(Kind.ACCEPTED).read_bytes() == b"".join(lines)
+    assert [data for _file, _at, data, _why in quarantined(states.folder)] == ([glue] if glue else [])
+    report = verify(queue, states, HIDDEN, look_again_s=0.0)
+    assert (report.problems, report.counts.accepted) == ([], 3)
+
+
+def test_hidden_states_get_back_their_samples_line(queue: Queue, states: Ledger) -> None:
+    """Recorded and queued ids of hidden states are written into a lost samples.jsonl with their numbers."""
+    states.folder.lines(Kind.PENDING).unlink()
+    nameless = msgspec.structs.replace(extracted("w", b"w", "0" * 16), source=Source())
+    append(states, Kind.FAILED, encode_line(msgspec.structs.replace(nameless, verdict=Kind.FAILED, reason="poison")))
+    queue.register(HIDDEN, "f", {})
+    queue.put(HIDDEN, [Sample(id="v", messages=[], source=Source(row=4, name="chat")), Sample(id="u", messages=[])])
+    publish(queue, HIDDEN, ["u", "v"])
+    said = mend(queue, states, dataset=HIDDEN)
+    assert "Wrote 4 recorded or queued ids that samples.jsonl lacked into it." in said
+    assert any(
+        "do not say which sample of which dataset they are, so they were left as they are: u." in words
+        for words in said
+    ), said
+    lines = states.folder.lines(Kind.PENDING).read_bytes().splitlines()
+    rows = {known.id: known.row for known in map(msgspec.json.Decoder(KnownSample).decode, lines)}
+    assert rows == {"z": 1, "y": 2, "x": 3, "v": 4}
 
 
 def test_a_lying_index_is_made_anew(queue: Queue, ledger: Ledger) -> None:
@@ -234,6 +311,16 @@ def test_what_only_its_source_holds_is_named_with_its_command(queue: Queue, ledg
     assert said.startswith("1 sample is neither done nor in Redis")
     assert "run producer enqueue '/data/my rows.jsonl' --dataset d," in said
     assert check(queue, ledger).counts.missing == 1
+
+
+def test_a_sample_that_was_rescued_is_not_called_missing(queue: Queue, ledger: Ledger) -> None:
+    """What is said to be missing is what still is after the mending, not before it."""
+    know(ledger, 1, 2)
+    append(ledger, Kind.ACCEPTED, b"\0\0" + record_line(1) + record_line(2))
+    said = mend(queue, ledger)
+    assert "Gave 1 whole record on a damaged line of raw_responses.jsonl a line of its own." in said
+    assert not any("neither done nor" in words for words in said), said
+    assert check(queue, ledger).complete
 
 
 def test_without_redis_the_files_are_mended(ledger: Ledger) -> None:

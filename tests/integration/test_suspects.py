@@ -312,3 +312,34 @@ def test_three_deaths_of_busy_workers_convict_nobody(desk: Desk) -> None:
     assert [desk.take("fresh", "third"), desk.take("s0", "third")] == ["new", "new"]
     desk.die("third")
     assert [desk.take(id_) for id_ in ("s0", "fresh", "s1")] == ["aside", "orphan", "new"]
+
+
+# A pause
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+def test_a_pause_lets_go_of_what_its_taker_hands_back(desk: Desk, *, is_suspect: bool) -> None:
+    """A ticket that comes back to its owner in a pause keeps no other worker from the sample after it."""
+    if is_suspect:
+        desk.suspect("a")
+    else:
+        desk.put("a")
+    assert desk.take("a") == "new"
+    desk.queue.pause(DATASET, "by hand")
+    assert desk.take("a") == "paused"
+    assert (desk.queue.flights(DATASET), desk.lane()) == ({}, {})
+    desk.queue.resume(DATASET)
+    assert desk.take("a", "another") == "new"
+
+
+def test_a_pause_leaves_others_flights_alone(desk: Desk) -> None:
+    """A paused dataset's samples that another worker asks stay that worker's; a dead one's are blamed later."""
+    desk.put("a", "b")
+    desk.take("a", "another")
+    desk.take("b", "dead")
+    desk.die("dead")
+    desk.queue.pause(DATASET, "by hand")
+    assert [desk.take(id_) for id_ in "ab"] == ["held", "paused"]
+    assert desk.queue.flights(DATASET) == {"a": "another", "b": "dead"}
+    desk.queue.resume(DATASET)
+    assert (desk.take("b"), desk.deaths("b")) == ("orphan", b"1|2")

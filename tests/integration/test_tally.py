@@ -29,6 +29,11 @@ def queue(broker: Broker) -> Iterator[Queue]:
     client.connection_pool.disconnect()
 
 
+def put(queue: Queue, *ids: str) -> None:
+    """Let samples wait."""
+    queue.put(DATASET, [Sample(id=id_, messages=[]) for id_ in ids])
+
+
 def test_distributions_grow_with_what_is_finished(queue: Queue) -> None:
     """Latencies are those of all answered calls, lengths those of accepted samples; sums are exact to a millisecond."""
     done = [
@@ -37,6 +42,7 @@ def test_distributions_grow_with_what_is_finished(queue: Queue) -> None:
         Done("c", Kind.REJECTED, 8192, prompt_tokens=9, latency_s=1900.0),
         Done("d", Kind.FAILED),
     ]
+    put(queue, *(one.id for one in done))
     queue.finish(DATASET, done[:2])
     queue.finish(DATASET, done[2:])
     stats = queue.tally.look(DATASET).stats
@@ -55,6 +61,7 @@ def test_a_pause_does_not_slow_the_rates(queue: Queue) -> None:
     queue.pause(DATASET, "by hand")
     queue.pause(DATASET, "by hand, again")
     queue.client.hset(queue.keys.run(DATASET), "paused_at", repr(now - 900))
+    put(queue, *map(str, range(200)), *(f"x{number}" for number in range(40)))
     queue.finish(DATASET, [Done(str(number), Kind.ACCEPTED, 10) for number in range(200)], at=now - 950)
     held = queue.tally.look(DATASET).run
     assert held is not None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Never
+from typing import Annotated, Any, Never
 
 import msgspec
 
-from app.records import Completion, Usage
+from app.records import LARGEST_COUNT, Completion, Usage
 from workers.clients.base import CallFailed
 from workers.clients.texts import CLOSING, OPENING, Parts, holds_call_markup, split_channels, split_think, take_apart
 from workers.faults import FaultKind, classify_error_body, make_fault
@@ -21,7 +21,7 @@ SPLIT_FROM_CONTENT = "content"
 _FINISHED = frozenset({"stop", "length", "tool_calls", "content_filter"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HTML = re.compile(rb"\s*<(!doctype|html|head|body)", re.IGNORECASE)
-_IDS = list[int]
+_IDS = list[Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)]]
 
 
 def decode_answer(body: bytes) -> dict[str, Any]:
@@ -225,7 +225,20 @@ def _tool_calls(calls: Any, body: dict[str, Any]) -> list[dict[str, Any]] | None
         return None
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         refuse("the answer's tool_calls is no list of objects", body)
-    return calls or None
+    return [_tool_call(call, body) for call in calls] or None
+
+
+def _tool_call(call: dict[str, Any], body: dict[str, Any]) -> dict[str, Any]:
+    """Return a call whose arguments are a JSON text, as some servers send the object itself."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+        refuse("the answer's tool_calls has a call without a function's name", body)
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        return call
+    if not isinstance(arguments, dict):
+        refuse("the answer's tool_calls has a call whose arguments are no JSON object", body)
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
 def read_usage(usage: Any) -> Usage:
@@ -263,7 +276,7 @@ def read_ids(value: Any) -> list[int] | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if _is_int(value) and value >= 0 else None
+    return value if _is_int(value) and 0 <= value <= LARGEST_COUNT else None
 
 
 def _is_int(value: Any) -> bool:

@@ -14,7 +14,8 @@ import app as ground_floor
 from app import broker, settings
 from app.celery import publish
 from app.ledger import Ledger
-from app.places import dataset_folder, is_extraction
+from app.lock import LOCK_PATIENCE_S
+from app.places import dataset_folder, existing_folder, is_extraction
 from app.progress import take_snapshot, write_progress
 from app.queue import Queue
 from app.records import Ticket
@@ -25,7 +26,6 @@ from workers.extract.model import require_packages
 from workers.extract.story import ExtractStory
 from workers.keeper import Duties, Keeper
 from workers.recorder import Recorder
-from workers.story import LOCK_PATIENCE_S, existing_folder
 
 
 class ExtractMill:
@@ -76,7 +76,6 @@ class ExtractMill:
         """
         try:
             self._engine.start()
-            self._recorder.start()
             self.keeper.start()
             self.drain.start()
         except redis.exceptions.RedisError as error:
@@ -112,7 +111,8 @@ class ExtractMill:
         self._engine.cancel_waiting()
 
     def _heartbeat(self) -> dict[str, Any]:
-        state = "draining" if self.drain.stopping else "waiting for disk" if self._recorder.stalled else "running"
+        waits = self._recorder.waits(self._story.datasets)
+        state = "draining" if self.drain.stopping else "waiting for disk" if waits else "running"
         return {
             "node": self._owner,
             "host": platform.node(),
@@ -136,8 +136,9 @@ class ExtractMill:
         prepared = self._store.prepared_dir
         datasets = [name for name in self._books.datasets() if dataset_folder(prepared, name).manifest.exists()]
         if datasets:
+            at = self._books.now()
             snapshot = take_snapshot(self._books, prepared, datasets, url=self._url)
             for dataset in datasets:
                 with Ledger.open(dataset_folder(prepared, dataset), patience_s=LOCK_PATIENCE_S) as ledger:
-                    write_progress(ledger, snapshot, before=self._last_progress)
+                    write_progress(ledger, snapshot, at=at, before=self._last_progress)
             self._last_progress = snapshot

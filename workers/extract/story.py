@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import logging
-import random
 import shlex
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import redis.exceptions
 
 from app import manifest
 from app.errors import MillError, StoreError
@@ -28,7 +24,6 @@ from app.extraction import (
     exact_sequence,
     plan_from_content,
 )
-from app.index import Entry as IndexEntry
 from app.ledger import Ledger, Pen
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket, Usage, encode_line
@@ -37,16 +32,10 @@ from workers.extract.engine import Engine
 from workers.extract.files import Written, tensors_of, write_states
 from workers.extract.model import OutOfMemoryError
 from workers.extract.tokens import Retokenizer
+from workers.intake import HandedBack, Intake, SampleFailed, tell
 from workers.recorder import Entry, Recorder
-from workers.story import LOCK_PATIENCE_S, HandedBack, SampleFailed, existing_folder
 
 logger = logging.getLogger(__name__)
-
-_RETRY_S = 1.0
-"""Seconds between two tries while Redis or the disk is away."""
-_WAIT_S = 1.0
-"""Seconds, on average, for which a ticket waits before it goes back: its dataset is paused, or the lane has no room."""
-_MOST_CRASHES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +66,12 @@ class ExtractStory:
     ) -> None:
         self._books = books
         self._owner = owner
-        self._store = store
         self._recorder = recorder
         self._engine = engine
         self._stopping = stopping
+        self._intake = Intake(books=books, owner=owner, store=store, recorder=recorder, stopping=stopping)
         self._lock = threading.Lock()
         self._running: set[Ticket] = set()
-        self._ledgers: dict[str, Ledger] = {}
         self._plans: dict[tuple[str, str], Plan] = {}
         self._retokenizer = Retokenizer()
 
@@ -91,6 +79,12 @@ class ExtractStory:
     def busy(self) -> int:
         """Tickets that are being worked on."""
         return len(self._running)
+
+    @property
+    def datasets(self) -> set[str]:
+        """The datasets of those tickets."""
+        with self._lock:
+            return {ticket.dataset for ticket in self._running}
 
     def extract(self, ticket: Ticket) -> None:
         """Turn a ticket into a durable file and its record, or find that there is nothing to do.
@@ -111,96 +105,30 @@ class ExtractStory:
                 self._running.discard(ticket)
 
     def _work_on(self, ticket: Ticket) -> None:
-        try:
-            job = self._prepare(ticket)
+        with self._intake.care(ticket):
+            job = self._intake.prepare(ticket, self._look_up)
             failed = None if job is None else self._do(job)
-        except HandedBack:
-            raise
-        except BaseException as error:
-            # Whatever it was, nobody works on the sample now: the ticket or the sweep brings it back.
-            with contextlib.suppress(redis.exceptions.RedisError):
-                self._books.release(ticket.dataset, ticket.sample_id, self._owner)
-            if isinstance(error, concurrent.futures.CancelledError):
-                raise HandedBack from error
-            if isinstance(error, MillError):
-                if not self._stopping():
-                    self._pause(ticket.dataset, str(error))
-                raise HandedBack from error
-            if isinstance(error, Exception) and self._is_hopeless(ticket, error):
-                raise HandedBack from error
-            raise
         if failed:
             raise SampleFailed(failed)
 
-    def _is_hopeless(self, ticket: Ticket, error: Exception) -> bool:
-        """Count an unexpected error of a sample; pause the dataset once it has happened too often to be chance."""
-        with contextlib.suppress(redis.exceptions.RedisError):
-            crashes = self._books.crash(ticket.dataset, ticket.sample_id)
-            if crashes >= _MOST_CRASHES:
-                why = f"sample {ticket.sample_id} ended in an unexpected error {crashes} times: {error!r}"
-                self._pause(ticket.dataset, f"{why}; see the worker's log")
-                logger.error("%s", why, exc_info=error)
-                return True
-        return False
-
-    def _pause(self, dataset: str, why: str) -> None:
-        with contextlib.suppress(redis.exceptions.RedisError):
-            if self._books.pause_reason(dataset) != why:
-                self._books.pause(dataset, why)
-                logger.error("dataset %s is paused: %s", dataset, why)
-
     # Before
 
-    def _prepare(self, ticket: Ticket) -> _Job | None:
-        """Return what is to be done, waiting while Redis or the disk is away; None if there is nothing to do."""
-        while True:
-            try:
-                job = self._look_up(ticket)
-            except redis.exceptions.RedisError as error:
-                trouble: Exception = error
-            except StoreError as error:
-                self._recorder.stall("open", str(error))
-                trouble = error
-            else:
-                self._recorder.stall("open", None)
-                return job
-            if self._stopping():
-                raise HandedBack from trouble
-            time.sleep(_RETRY_S)
-
     def _look_up(self, ticket: Ticket) -> _Job | None:
+        """Return what is to be made; None if somebody has made it or is making it."""
         dataset, id_ = ticket.dataset, ticket.sample_id
-        taken = self._books.take(dataset, id_, self._owner)
-        if taken.state in {"paused", "full", "aside"}:
-            if taken.state != "aside":
-                self._wait()
-            raise HandedBack
+        taken = self._intake.take(ticket)
         if taken.sample is None:
             return None
-        ledger = self._open(dataset)
+        ledger = self._intake.open(dataset)
         if taken.state != "new" or taken.deaths:
-            ledger.catch_up()  # its last owner died, perhaps between the fsync and the index
+            tell(ledger.catch_up())  # its last owner died, perhaps between the fsync and the index
         entry = ledger.look_up([id_]).get(id_)
-        if entry is not None and _is_finished(entry, taken.sample):
-            self._books.forget(dataset, [id_])
+        if entry is not None and entry.settles(taken.sample.round):
+            self._books.forget(dataset, {id_: taken.sample.round})
             return None
         plan = self._plan_of(dataset, taken.sample, ledger)
         poison = taken.deaths if taken.state == "poison" else 0
         return _Job(dataset, taken.sample, plan, ledger, time.time(), poison)
-
-    def _wait(self) -> None:
-        until = time.monotonic() + _WAIT_S * (0.5 + random.random())  # noqa: S311 jitter
-        while time.monotonic() < until and not self._stopping():
-            time.sleep(0.05)
-
-    def _open(self, dataset: str) -> Ledger:
-        with self._lock:
-            ledger = self._ledgers.get(dataset)
-            if ledger is None:
-                ledger = Ledger.open(existing_folder(self._store.prepared_dir, dataset), patience_s=LOCK_PATIENCE_S)
-                ledger.catch_up()
-                self._ledgers[dataset] = ledger
-            return ledger
 
     def _plan_of(self, dataset: str, sample: Sample, ledger: Ledger) -> Plan:
         """Return the plan that the sample was enqueued with, from Redis or else from the manifest."""
@@ -239,7 +167,7 @@ class ExtractStory:
         return None
 
     def _read(self, job: _Job) -> Sequence | Refusal:
-        source, id_ = self._open(job.plan.source), job.sample.id
+        source, id_ = self._intake.open(job.plan.source), job.sample.id
         entry = source.look_up([id_]).get(id_)
         if entry is None or entry.kind is not Kind.ACCEPTED:
             return Refusal(Reason.SOURCE_GONE, f"the dataset {job.plan.source} has no accepted record of it any more")
@@ -256,7 +184,7 @@ class ExtractStory:
         name = plan.file_of(sample.id, sample.source.row or 1)
         path = plan.folder(job.ledger.folder.path) / name
         tensors = tensors_of(plan.layout, sample.id, sequence, tensor)
-        written = self._until_written(path, lambda: write_states(path, plan.layout, tensors))
+        written = self._until_written(job.dataset, path, lambda: write_states(path, plan.layout, tensors))
         return self._line(
             job,
             Kind.ACCEPTED,
@@ -267,7 +195,7 @@ class ExtractStory:
             **_counts(sequence),
         )
 
-    def _until_written(self, path: Path, write: Callable[[], Written]) -> Written:
+    def _until_written(self, dataset: str, path: Path, write: Callable[[], Written]) -> Written:
         """Write until it works: a full disk holds the states, it does not lose them.
 
         Raises HandedBack when the worker is told to end meanwhile.
@@ -277,13 +205,13 @@ class ExtractStory:
             try:
                 written = write()
             except StoreError as error:
-                self._recorder.stall(step, str(error))
+                self._recorder.stall(dataset, step, error)
                 if self._stopping():
-                    self._recorder.stall(step, None)
-                    raise concurrent.futures.CancelledError from error
-                time.sleep(_RETRY_S)
+                    self._recorder.stall(dataset, step, None)
+                    raise HandedBack from error
+                self._intake.wait()
             else:
-                self._recorder.stall(step, None)
+                self._recorder.stall(dataset, step, None)
                 return written
 
     def _give_up(self, job: _Job, why: Refusal, sequence: Sequence | None = None) -> str:
@@ -321,13 +249,6 @@ class ExtractStory:
         prompt_tokens = record.usage.prompt_tokens or 0
         self._recorder.put(Entry(job.dataset, job.ledger, pen, recorded, record.latency_s, prompt_tokens))
         recorded.result()
-
-
-def _is_finished(entry: IndexEntry, sample: Sample) -> bool:
-    """Tell whether the sample is recorded, in its round or for good."""
-    if entry.kind in {Kind.PENDING, Kind.REFUSED}:
-        return False
-    return entry.kind is Kind.ACCEPTED or entry.round >= sample.round
 
 
 def _counts(sequence: Sequence) -> dict[str, object]:

@@ -8,7 +8,7 @@
   const CHARTS = [
     { name: "samples", title: "Samples per second", format: words.rate, lines: (s) => [["samples/s", s.samples_per_s]] },
     { name: "tokens", title: "Output tokens per second", format: words.rate, lines: (s) => [["tokens/s", s.tokens_per_s]] },
-    { name: "flight", title: "In flight against the bound", format: words.count, lines: (s) => [["held by workers", s.in_flight], ["bound", s.bound]] },
+    { name: "flight", title: "Samples with workers against the bound", format: words.count, lines: (s) => [["with workers", s.in_flight], ["bound", s.bound]] },
     { name: "queue", title: "Queue depth", format: words.count, lines: (s) => [["queued", s.queued]] },
     { name: "latency", title: "Latency, 95 % within", format: words.duration, lines: (s) => [["latency", s.latency_p95_s]] },
     { name: "failures", title: "Failed samples by class", format: words.count, lines: (s) => Object.entries(s.failures), none: "No sample has failed." },

@@ -7,7 +7,7 @@
     ["accepted", "accepted"],
     ["rejected", "rejected"],
     ["failed", "failed"],
-    ["in_flight", "in flight"],
+    ["in_flight", "with workers"],
     ["queued", "queued"],
     ["missing", "missing"],
   ];
@@ -32,7 +32,7 @@
   }
 
   function done(part) {
-    return words.count(part.counts.samples - part.counts.left) + " of " + words.count(part.counts.samples) + " samples";
+    return words.count(part.counts.samples - part.counts.left) + " of " + words.count(part.counts.samples) + (part.counts.samples === 1 ? " sample" : " samples");
   }
 
   /* Missing samples and refused rows are shown only where there are some: their absence is no news. */

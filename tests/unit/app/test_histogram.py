@@ -53,8 +53,40 @@ def test_what_came_in_since() -> None:
     assert later.since(Histogram()) == later
 
 
+def test_every_bucket_can_be_written_down() -> None:
+    """Bounds are shown with six digits, some a hair above the exact one; each is still that of its own bucket."""
+    full = Histogram({bucket: 3 + bucket - LOWEST for bucket in range(LOWEST, HIGHEST + 1)}, 9.0)
+    assert from_buckets(full.buckets(), full.total) == full
+
+
+def test_what_came_in_between_two_snapshots() -> None:
+    """Neighbouring buckets stay apart, so that counts and sum of the difference belong together."""
+    before = collect([25.0] * 2 + [28.0, 31.0])
+    later = merge([before, collect([25.0, 31.0, 31.0])])
+    shown = [from_buckets(one.buckets(), one.total) for one in (later, before)]
+    assert shown[0].since(shown[1]).count == 3
+    assert shown[0].since(shown[1]).mean == 29.0
+
+
+def test_a_percentile_stays_in_its_bucket() -> None:
+    """Where sum and counts disagree, values of one bucket are still told as no more than its bound, and no less."""
+    bucket = bucket_of(31.0)
+    assert Histogram({bucket: 1}, 93.2).quantile(0.95) == upper_bound(bucket)
+    assert Histogram({bucket: 3}, 31.0).quantile(0.95) == upper_bound(bucket - 1)
+    assert Histogram({HIGHEST: 1}, 5e7).quantile(0.95) == 5e7, "the last bucket has no end"
+
+
 def test_it_can_be_written_down() -> None:
     """The bounds and counts that a snapshot shows say all that the histogram knows."""
     one = collect([0.001, 0.5, 0.5, 1800.0, 5e7])
     assert from_buckets(one.buckets(), one.total) == one
     assert merge([one, one]).count == 10
+
+
+def test_a_high_quantile_beside_the_mean_is_not_below_it() -> None:
+    """Lengths that nearly all lie in one bucket, near its upper bound: 95 % do not stay below their mean."""
+    lengths = [2480.0] * 990 + [300.0] * 10
+    found = collect(lengths)
+    assert found.mean is not None
+    assert found.quantile(0.95) == pytest.approx(max(found.mean, 2480.0), rel=0.01)
+    assert found.quantile(0.005) == pytest.approx(300, rel=0.3)

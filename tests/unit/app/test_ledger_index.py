@@ -226,6 +226,17 @@ def test_duplicates_in_a_file_are_counted(ledger: Ledger, folder: DatasetFolder)
     assert ledger.totals().samples == 3
 
 
+@pytest.mark.parametrize("count", [10**30, 2**63, -7])
+def test_an_absurd_token_count_is_none(ledger: Ledger, folder: DatasetFolder, count: int) -> None:
+    """A line whose token count is beyond all reason is a record like any other, with no tokens to count."""
+    whole = json.loads(pen("big").line)
+    whole["usage"]["completion_tokens"] = count
+    folder.lines(Kind.ACCEPTED).write_text(json.dumps(whole) + "\n")
+    assert ledger.commit([pen("big"), pen("b", tokens=4)]).new == [False, True]
+    assert ledger.totals().by_kind[Kind.ACCEPTED].tokens == 4
+    assert picture(ledger) == fresh_picture(folder)
+
+
 def test_an_index_that_is_deleted_within_a_commit(
     ledger: Ledger, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

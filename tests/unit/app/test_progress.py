@@ -342,10 +342,10 @@ def test_progress_files_are_whole_and_strict(tmp_path: Path) -> None:
     with fill(tmp_path) as ledger:
         fill(tmp_path, "other").close()
         snapshot = take_snapshot(ABSENT, tmp_path)
-        write_progress(ledger, snapshot)
+        write_progress(ledger, snapshot, at=snapshot.at)
         with ledger.folder.progress_log.open("ab") as file:
             file.write(b'{"schema": 1, "at": 17')
-        write_progress(ledger, snapshot)
+        write_progress(ledger, snapshot, at=snapshot.at)
         latest = parse_strict(ledger.folder.progress.read_bytes())
         lines = ledger.folder.progress_log.read_bytes().splitlines(keepends=True)
     assert list(latest["datasets"]) == ["Ünï/set"]
@@ -356,6 +356,21 @@ def test_progress_files_are_whole_and_strict(tmp_path: Path) -> None:
     ]
     assert math.isclose(points[0]["at"], snapshot.at, abs_tol=0.001)
     assert [point.accepted for point in read_points(ledger.folder)] == [3, 3]
+
+
+def test_points_of_machines_with_other_clocks_are_in_order(tmp_path: Path) -> None:
+    """A point stands at the time that it is given, by Redis, not by its writer, and never before the last one."""
+    with fill(tmp_path) as ledger:
+        ahead = take_snapshot(ABSENT, tmp_path, now=lambda: NOW + 7200)
+        behind = take_snapshot(ABSENT, tmp_path, now=lambda: NOW - 7200)
+        for number in range(200):
+            write_progress(ledger, behind if number % 2 else ahead, at=NOW + number)
+        write_progress(ledger, ahead, at=NOW + 100)
+        write_progress(ledger, ahead, at=NOW + 200)
+    points = [point.at - NOW for point in read_points(ledger.folder, most=2000)]
+    assert points == [*range(200), 199, 200]
+    found = read_points(ledger.folder, since=NOW + 30, until=NOW + 39.5)
+    assert [point.at - NOW for point in found] == list(range(30, 40))
 
 
 def test_a_copied_folder_is_not_counted_twice(tmp_path: Path) -> None:

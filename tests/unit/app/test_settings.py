@@ -308,6 +308,13 @@ def test_a_server_whose_host_cannot_be_read_is_refused(url: str) -> None:
     assert "ss@" not in str(caught.value)
 
 
+@pytest.mark.parametrize("url", ["http://a b/v1", "http://a:1 http://b:2", "http://a\x07:1", "http://a:1/p\tq"])
+def test_a_server_with_white_space_in_its_url_is_refused(url: str) -> None:
+    """White space or a control character inside a URL, as of a forgotten comma, is refused with what to do."""
+    with pytest.raises(SettingError, match="holds white space or a control character; put a comma between"):
+        settings.load(settings.ServerSettings, model_urls=url)
+
+
 @pytest.mark.parametrize("field", ["model", "messages", "tools", "stream", "stream_options", "n"])
 def test_request_fields_of_our_own_are_refused(field: str) -> None:
     """An extra request field that promptmill fills itself, or could not read the answer to, is refused by name."""

@@ -89,7 +89,7 @@ def test_everything_is_shown_where_there_is_room() -> None:
     lines = screen(picture({"chat": part(400, failed=3)}, examples={"chat": [example]}), 120, 60)
     text = "\n".join(lines)
     assert "chat   running   40.3 %   403 of 1,000   ETA 0:01:00 (0:00:50 to 0:01:15)" in lines
-    assert "█ accepted 400   ▓ rejected 0   ▚ failed 3   ░ in flight 30   · queued 567" in lines
+    assert "█ accepted 400   ▓ rejected 0   ▚ failed 3   ░ with workers 30   · queued 567" in lines
     assert "10 samples/s   5,310 tokens/s   5 min 9.5" in lines
     assert "failed timeout 3 (" in text
     assert "): no whole answer within 1800 s" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import kombu.transport.redis
 import pytest
 
 from app import broker as brokers
@@ -15,6 +16,23 @@ from app.queue import Queue
 from tests.conftest import Broker
 
 DATASET = "d"
+
+
+@pytest.fixture(autouse=True)
+def _kombu_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back after the test what it changes in kombu."""
+    module = kombu.transport.redis
+    for owner, name in (
+        (module.QoS, "restore_unacked_once"),
+        (module.QoS, "restore_visible"),
+        (module.QoS, "ack"),
+        (module.QoS, "reject"),
+        (module, "time"),
+        (module.Channel, "_disconnect_pools"),
+        (module.Channel, "_create_client"),
+        (module.Transport, "register_with_event_loop"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
 
 
 @pytest.fixture

@@ -133,6 +133,13 @@ def test_tool_calls_are_kept() -> None:
     assert parse_chat_answer(answer({"content": "A", "tool_calls": []})).tool_calls is None
 
 
+def test_arguments_that_are_an_object_become_json_text() -> None:
+    """A server that sends a call's arguments as an object gives the same call as one that sends them as text."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {"où": [1, None]}}}
+    (kept,) = parse_chat_answer(answer({"content": None, "tool_calls": [call]})).tool_calls or []
+    assert kept == {**call, "function": {"name": "f", "arguments": '{"où": [1, null]}'}}
+
+
 @pytest.mark.parametrize(
     ("choice", "top"),
     [
@@ -150,6 +157,21 @@ def test_exact_token_ids_of_llama_cpp() -> None:
     """llama.cpp's verbose tokens are output ids; its empty list, sent unasked, is none."""
     assert parse_chat_answer(answer(__verbose={"tokens": [7], "prompt": "p"})).output_ids == [7]
     assert parse_chat_answer(answer(__verbose={"tokens": []})).output_ids is None
+
+
+@pytest.mark.parametrize("count", [-1, 2**31, 2**63 - 1, 10**400])
+def test_counts_that_no_answer_can_have_are_unknown(count: int) -> None:
+    """A token count below zero or beyond all reason is null, so that it spoils no sum and no index."""
+    usage = {"prompt_tokens": count, "completion_tokens": count}
+    assert parse_chat_answer(answer(usage=usage)).usage == Usage()
+
+
+@pytest.mark.parametrize("bad", [-5, 2**31, 2**70])
+def test_ids_that_no_vocabulary_has_are_unknown(bad: int) -> None:
+    """A list with such a token id is no list of token ids."""
+    body = answer()
+    body["choices"][0]["token_ids"] = [1, bad]
+    assert parse_chat_answer(body).output_ids is None
 
 
 @pytest.mark.parametrize(
@@ -230,6 +252,10 @@ def test_what_is_no_answer_is_a_fault(body: dict[str, Any] | bytes, kind: str) -
         answer({"content": "A", "reasoning_details": "R"}),
         answer({"content": "A", "tool_calls": "f()"}),
         answer({"content": "A", "tool_calls": ["f()"]}),
+        answer({"content": "A", "tool_calls": [{"id": "call_1"}]}),
+        answer({"content": "A", "tool_calls": [{"id": None, "function": {"name": 5, "arguments": {}}}]}),
+        answer({"content": "A", "tool_calls": [{"function": {"name": "", "arguments": "{}"}}]}),
+        answer({"content": "A", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}),
         answer(choice={"finish_reason": {"type": "stop"}}),
     ],
 )
@@ -248,10 +274,11 @@ def test_one_token_may_be_nothing() -> None:
 def test_not_quite_json() -> None:
     """NaN becomes null and unpaired surrogates U+FFFD, so that a record is always strict JSON."""
     raw = rb"""{"choices":[{"finish_reason":"stop","message":{"content":"a\ud800b","tool_calls":
-        [{"x":NaN,"y":1e999,"z\udc00":-Infinity}]},"logprobs":{"mean":NaN}}],"usage":null}"""
+        [{"x":NaN,"y":1e999,"z\udc00":-Infinity,"function":{"name":"f","arguments":{"n":NaN}}}]},"logprobs":{"mean":NaN}}],"usage":null}"""
     completion = parse_chat_answer(decode_answer(raw))
     assert completion.content == "a\ufffdb"
-    assert completion.tool_calls == [{"x": None, "y": None, "z\ufffd": None}]
+    function = {"name": "f", "arguments": '{"n": null}'}
+    assert completion.tool_calls == [{"x": None, "y": None, "z\ufffd": None, "function": function}]
     assert msgspec.json.decode(msgspec.json.encode(completion), type=Completion) == completion
 
 

@@ -44,6 +44,7 @@ class Room:
             probe_s=1,
         )
         for endpoint in self.endpoints.all:
+            endpoint.pool.count()
             endpoint.pool.renew(Block(permits, permits, 0))
         self.deaths, self.survives = 0, 100
         values = {"backoff_s": 0.001, "backoff_max_s": 0.002, **limits}
@@ -213,7 +214,10 @@ def test_a_servers_fault_uses_up_none(kind: FaultKind) -> None:
     assert (outcome.attempts, [fault.fault for fault in outcome.faults]) == (6, [kind] * 5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in _FREE if TREATMENTS[kind].scope is not Scope.SAMPLE])
+_BOUNDED = [kind for kind in _FREE if TREATMENTS[kind].scope is Scope.SAMPLE or kind is FaultKind.ENGINE_DEAD]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in _FREE if kind not in _BOUNDED])
 def test_a_server_that_is_away_fails_no_sample(kind: FaultKind) -> None:
     """Faults of the server as a whole are never counted, however many there are."""
     outcome, client = _ask_well([kind] * (_EXCUSED + 10), max_attempts=1)
@@ -221,7 +225,7 @@ def test_a_server_that_is_away_fails_no_sample(kind: FaultKind) -> None:
     assert len(client.requests) == _EXCUSED + 11
 
 
-@pytest.mark.parametrize("kind", [kind for kind in _FREE if TREATMENTS[kind].scope is Scope.SAMPLE])
+@pytest.mark.parametrize("kind", _BOUNDED)
 def test_what_costs_nothing_is_bounded(kind: FaultKind) -> None:
     """A sample whose calls end for free again and again is given up in the end."""
     outcome, client = _ask_well([kind] * 100, max_attempts=2)
@@ -326,6 +330,32 @@ def test_a_server_that_is_there_has_not_died(kind: FaultKind) -> None:
     """No death is told of a server that answers a look, whatever it said to the call."""
     room = Room(FakeClient(kind))
     assert asyncio.run(room.ask()).completion is not None
+    assert room.deaths == 0
+
+
+def test_a_dead_engine_behind_a_server_that_is_there_stops_nobody_else() -> None:
+    """One backend of several, or one that a supervisor has back at once: the server stays up for all other samples."""
+    client = FakeClient()
+    room = Room(client, max_attempts=1)
+    (endpoint,) = room.endpoints.all
+    states: list[State] = []
+
+    def reply(_request: Request) -> Reply:
+        states.append(endpoint.state)
+        room.endpoints.succeeded(endpoint)
+        return FaultKind.ENGINE_DEAD
+
+    async def main() -> None:
+        endpoint.set_state(State.UP, "ok")
+        endpoint.back_at, since = 1.0, endpoint.since
+        outcome = await room.ask()
+        assert outcome.fault is not None
+        assert outcome.fault.kind is FaultKind.ENGINE_DEAD
+        assert (endpoint.back_at, endpoint.since) == (1.0, since)
+
+    client.script = [reply] * 100
+    asyncio.run(main())
+    assert states == [State.UP] * (_EXCUSED + 1)
     assert room.deaths == 0
 
 

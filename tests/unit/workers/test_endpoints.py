@@ -78,7 +78,7 @@ def test_housekeeping_ends_at_once(books: Queue, monkeypatch: pytest.MonkeyPatch
         task = asyncio.create_task(endpoints.keep())
         await until(lambda: endpoints.all[0].pool.bound)
         endpoints._nudged.clear()
-        await asyncio.sleep(0.2)  # so that it waits for the next tick
+        await until(lambda: endpoints._nudged._waiters)  # type: ignore[attr-defined] # it waits for the next tick
         endpoints._nudged.set()
         task.cancel()
         await asyncio.wait([task], timeout=5)
@@ -319,9 +319,9 @@ def test_a_server_that_is_down_is_probed_by_one_worker_at_a_time(books: Queue) -
         both = [_endpoints(books, client, owner=f"w{number}") for number, client in enumerate(clients)]
         async with _kept(*both):
             before, started = sum(client.probes for client in clients), time.monotonic()
-            await asyncio.sleep(5 * _PROBE_S)  # some thirty ticks of each
-            probes = sum(client.probes for client in clients) - before
-            assert 2 <= probes <= (time.monotonic() - started) / _PROBE_S + 1
+            await until(lambda: sum(client.probes for client in clients) - before >= 8, 60)
+            # A turn each, one that was taken before, and its delay. Each for itself, they would have probed 16 times.
+            assert (time.monotonic() - started) / _PROBE_S + 2 >= 8
 
     _run(main)
 

@@ -20,6 +20,7 @@ from app.clock import RedisClock
 from app.places import queue_name
 from app.queue import Queue
 from tests.conftest import Broker
+from tests.support.processes import wait_until
 from workers.leases import (
     LeaseKeeper,
     QueueFollower,
@@ -184,12 +185,23 @@ def test_what_was_acked_is_not_brought_back(celery: Celery, books: Queue, worker
     assert books.client.zcard(_index(books)) == 0
 
 
-def test_refreshing_survives_a_lost_redis(celery: Celery, broker: Broker, worker: CeleryWorker, running: Run) -> None:
-    """While Redis is away nothing is refreshed and nothing is raised."""
+def test_refreshing_survives_a_lost_redis(
+    celery: Celery, broker: Broker, books: Queue, worker: CeleryWorker, running: Run
+) -> None:
+    """While Redis is away nothing is refreshed and nothing is raised; when it is back leases are refreshed again."""
     (message,) = _deliver(celery, worker, "a")
     running(message)
+    keeper = LeaseKeeper(worker)
     broker.server.kill()
-    LeaseKeeper(worker).refresh(worker)
+    keeper.refresh(worker)
+    broker.server.restart()
+    books.client.zadd(_index(books), {message.delivery_tag: 1.0})  # as it was long ago; this Redis keeps nothing
+
+    def refreshed() -> bool:
+        keeper.refresh(worker)
+        return min(_scores(books).values()) > time.time() - 10
+
+    wait_until(refreshed, 10, "a lease that is refreshed again")
 
 
 def test_deliveries_are_noted_and_taken_back_by_redis_time(celery: Celery, books: Queue, worker: CeleryWorker) -> None:

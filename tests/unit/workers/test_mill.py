@@ -23,9 +23,9 @@ from tests.conftest import ModelServerFactory
 from tests.support.folders import largest_file, pen
 from tests.support.ports import free_port
 from tests.support.processes import wait_until
+from workers.intake import HandedBack
 from workers.mill import Mill, raise_file_limit
 from workers.permits import Gate
-from workers.story import HandedBack
 
 DATASET = "d"
 _WAIT_S = 30.0
@@ -205,11 +205,20 @@ def test_progress_is_written(
     wait_until(accepted, _WAIT_S, "progress that counts the record")
 
 
-def test_without_datasets_there_is_no_progress(build: Build, list_: Queue, model_server: ModelServerFactory) -> None:
-    """A worker that waits for its first dataset writes nothing."""
+def test_without_datasets_there_is_no_progress(
+    build: Build, list_: Queue, folder: DatasetFolder, model_server: ModelServerFactory
+) -> None:
+    """A worker that waits for its first dataset writes nothing, and writes as soon as there is one."""
     model_server()
     list_.client.flushall()
-    build()._write_progress()
+    mill = build(MILL_PROGRESS_S="3600")
+    mill._write_progress()
+    assert not folder.progress.exists()
+    assert not folder.progress_log.exists()
+    list_.register(DATASET, "f" * 16, {})
+    mill._write_progress()
+    assert folder.progress.exists()
+    assert folder.progress_log.exists()
 
 
 def test_a_lost_ticket_is_published_again(build: Build, list_: Queue, model_server: ModelServerFactory) -> None:

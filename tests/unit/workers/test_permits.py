@@ -17,6 +17,7 @@ from workers.permits import PERMIT_TTL_S, Block, Gate, Pool
 def _pool(held: int, *, clock: Callable[[], float] = lambda: 0.0) -> Pool:
     """Return an open pool with so many permits; its clock stands still unless given."""
     pool = Pool(clock=clock)
+    pool.count()
     pool.renew(Block(held, bound=held, others=0))
     pool.open = True
     return pool
@@ -69,14 +70,34 @@ def test_a_lease_that_runs_out_stops_new_calls() -> None:
     now[0] += 0.5
     assert (pool.held, pool.free) == (0, 0)
     assert now[0] < 100.0 + PERMIT_TTL_S
+    pool.count()
     pool.renew(Block(2, bound=4, others=2))
     assert (pool.held, pool.free) == (2, 2)
+
+
+def test_a_late_answer_prolongs_no_lease() -> None:
+    """Redis leases from when it ran the script: a block counts from when it was asked for, not from the answer."""
+    now = [100.0]
+    pool = _pool(4, clock=lambda: now[0])
+    now[0] += 1.0
+    pool.count()
+    asked = now[0]
+    now[0] += PERMIT_TTL_S - 4.0
+    pool.renew(Block(4, bound=4, others=0))
+    assert pool.free == 4
+    now[0] = asked + PERMIT_TTL_S - 1.0
+    assert (pool.held, pool.free) == (0, 0)
+    pool.count()
+    now[0] += PERMIT_TTL_S
+    pool.renew(Block(4, bound=4, others=0))
+    assert pool.free == 0
 
 
 def test_only_the_fair_share_is_handed_on() -> None:
     """A block may cover running calls beyond this worker's share; no new call starts until enough of them ended."""
     pool = _pool(10)
     pool.in_use = 10
+    pool.count()
     pool.renew(Block(10, bound=10, others=0, share=5))
     pool.in_use = 5
     assert (pool.held, pool.free) == (5, 0)
@@ -113,6 +134,7 @@ def test_a_lease_that_runs_out_holds_waiting_calls() -> None:
         gate.release(pool)
         await _settle()
         assert not waiting.done()
+        pool.count()
         pool.renew(Block(1, bound=1, others=0))
         gate.hand_out()
         assert await waiting is pool
@@ -317,6 +339,7 @@ class _Crowd:
         elif step == "cancel" and self.tasks:
             self.tasks[number % len(self.tasks)].cancel()
         elif step == "renew":
+            self.pools[number % 2].count()
             self.pools[number % 2].renew(Block(number, bound=4, others=0))
             self.gate.hand_out()
         elif step == "open":
@@ -333,6 +356,7 @@ class _Crowd:
         self.gate.shut = None
         for pool in self.pools:
             pool.open = True
+            pool.count()
             pool.renew(Block(2, bound=2, others=0))
         self.gate.hand_out()
         async with asyncio.timeout(5):

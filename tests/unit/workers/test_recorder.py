@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import cast
 
 import pytest
 
-from app.errors import StoreError
+from app.errors import DiskFullError, StoreError, UnwritableError
 from app.ledger import Ledger, Pen
+from app.lock import FolderLock
 from app.places import DatasetFolder, Keys, dataset_folder
 from app.queue import Queue
 from app.records import Kind, Sample
@@ -33,7 +33,6 @@ class Desk:
     def __init__(self, books: Queue) -> None:
         self.said: list[str | None] = []
         self.recorder = Recorder(books, on_stall=self.said.append)
-        self.recorder.start()
 
     def put(self, ledger: Ledger, *pens: Pen, dataset: str = DATASET) -> list[Future[bool]]:
         """Hand records over."""
@@ -97,7 +96,8 @@ def test_many_slots_share_one_fsync(
     fsyncs = _count_fsyncs(monkeypatch)
     with ledger.locked():
         futures = desk.put(ledger, *(pen(f"s{number}") for number in range(50)))
-        time.sleep(0.1)  # so that the writer has begun with the first
+        inbox = desk.recorder._writers[DATASET].inbox
+        wait_until(lambda: inbox.qsize() < 50, _WAIT_S, "a writer that has begun with the first")
         assert not any(future.done() for future in futures)
     assert all(future.result(_WAIT_S) for future in futures)
     assert 1 <= len(fsyncs) <= 2
@@ -208,18 +208,61 @@ def test_a_worker_that_ends_on_a_full_disk_says_so(desk: Desk, ledger: Ledger) -
             future.result(_WAIT_S)
 
 
-def test_other_steps_can_say_that_the_disk_refuses(desk: Desk) -> None:
-    """The house is shut while any step says why, and opens when the last one takes it back; each is told once."""
+def test_steps_can_say_that_the_disk_is_full(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """The house is shut while any step says that the disk is full, and opens when the last one takes it back."""
     recorder = desk.recorder
-    recorder.stall("open", "no rights.")
-    recorder.stall("open", "no rights.")
-    recorder.stall("write", "no space.")
-    assert recorder.stalled == "no rights."
-    recorder.stall("open", None)
-    assert recorder.stalled == "no space."
-    recorder.stall("write", None)
-    recorder.stall("write", None)
-    assert desk.said == ["no rights.", None]
+    recorder.stall(DATASET, "open", DiskFullError("full."))
+    recorder.stall(DATASET, "open", DiskFullError("full."))
+    recorder.stall("e", "write", DiskFullError("no space."))
+    assert (recorder.stalled, recorder.shut, recorder.waits({"other"})) == ("full.", True, True)
+    recorder.stall(DATASET, "open", None)
+    assert (recorder.stalled, recorder.shut) == ("no space.", True)
+    recorder.stall("e", "write", None)
+    recorder.stall("e", "write", None)
+    assert desk.said == ["full.", None]
+    assert [record.levelname for record in caplog.records if record.name == "workers.recorder"] == ["ERROR", "WARNING"]
+
+
+def test_a_folder_that_refuses_holds_its_own_dataset_alone(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder's trouble is told once and holds that dataset; the house stays open for the others."""
+    recorder = desk.recorder
+    for step in ("open", "write", "open"):
+        recorder.stall(DATASET, step, UnwritableError("no rights."))
+    assert (recorder.stalled, recorder.shut, desk.said) == ("no rights.", False, [])
+    assert (recorder.holds(DATASET), recorder.holds("e")) == (True, False)
+    assert [recorder.waits(names) for names in ({DATASET}, {DATASET, "e"}, set[str]())] == [True, False, True]
+    recorder.stall(DATASET, "write", None)
+    assert (recorder.holds(DATASET), recorder.holds(DATASET, besides="open")) == (True, False)
+    recorder.stall(DATASET, "open", None)
+    assert (recorder.holds(DATASET), recorder.stalled) == (False, None)
+    assert caplog.text.count("no rights. No new request is sent for dataset d.") == 1
+    assert caplog.text.count("The folder of dataset d takes records again") == 1
+
+
+def test_a_folder_that_nobody_tries_again_is_forgotten(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder whose tickets went elsewhere is not told of for ever."""
+    monkeypatch.setattr(module, "_FORGET_S", 0.1)
+    desk.recorder.stall(DATASET, "open", UnwritableError("no rights."))
+    wait_until(lambda: desk.recorder.stalled is None, what="a folder that is forgotten")
+    assert not desk.recorder.holds(DATASET)
+
+
+def test_a_locked_folder_holds_back_no_other_datasets_records(
+    desk: Desk, books: Queue, folder: DatasetFolder, prepared: Path
+) -> None:
+    """While one folder is locked its records wait, and those of another dataset become durable meanwhile."""
+    books.register("e", "f" * 16, {})
+    with Ledger.open(folder, patience_s=0.2) as one, Ledger.open(dataset_folder(prepared, "e")) as other:
+        with FolderLock(folder.lock).held():
+            (held,) = desk.put(one, pen("a"))
+            wait_until(lambda: desk.recorder.holds(DATASET), what="a locked folder")
+            for number in range(5):
+                (recorded,) = desk.put(other, pen(f"s{number}"), dataset="e")
+                assert recorded.result(_WAIT_S)
+            assert (held.done(), desk.said, desk.recorder.shut) == (False, [], False)
+            assert "1 finished record of d waits in memory" in str(desk.recorder.stalled)
+        assert held.result(_WAIT_S)
+    assert desk.recorder.stalled is None
 
 
 def test_a_bug_fails_its_group_and_not_the_writer(desk: Desk, ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:

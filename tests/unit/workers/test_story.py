@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,24 +13,27 @@ from typing import Any
 import pytest
 
 from app import jsonl, manifest, settings
+from app.errors import UnwritableError
 from app.ledger import Ledger
-from app.places import DatasetFolder, Keys
+from app.lock import FolderLock
+from app.places import DatasetFolder, Keys, dataset_folder
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket
 from tests.conftest import RedisFactory
 from tests.support.fake_client import FakeClient, completion
 from tests.support.folders import pen
 from tests.support.processes import wait_until
-from workers import story as module
+from workers import intake as module
 from workers.caller import Caller
 from workers.clients.base import Request
 from workers.endpoints import Endpoint, Endpoints, State
 from workers.fault_tally import FaultTally
 from workers.faults import FaultKind
+from workers.intake import HandedBack, SampleFailed
 from workers.loop import LoopThread
 from workers.permits import Block
 from workers.recorder import Recorder
-from workers.story import HandedBack, SampleFailed, Story
+from workers.story import Story
 
 DATASET = "d"
 TICKET = Ticket(DATASET, "a")
@@ -48,14 +52,13 @@ class Stage:
         self._loop.start()
         self._pool = ThreadPoolExecutor(4)
         self.endpoints = self._loop.call(self._open(), timeout_s=10)
-        self._recorder = Recorder(books, on_stall=self.said.append)
-        self._recorder.start()
+        self.recorder = Recorder(books, on_stall=self.said.append)
         self.story = Story(
             books=books,
             owner="me",
             store=settings.load(settings.StoreSettings, prepared_dir=prepared),
             caller=Caller(self.endpoints, settings.load(settings.WorkerSettings, max_attempts=2, backoff_s=0.001)),
-            recorder=self._recorder,
+            recorder=self.recorder,
             faults=FaultTally(),
             loop=self._loop,
             stopping=lambda: self.stopping,
@@ -63,6 +66,7 @@ class Stage:
 
     async def _open(self) -> Endpoints:
         endpoint = Endpoint(url="http://server", client=self.client)
+        endpoint.pool.count()
         endpoint.pool.renew(Block(8, 8, 0))
         endpoint.set_state(State.UP, "ok")
         return Endpoints([endpoint], redis=self.books.client, keys=self.books.keys, owner="me", bound=8, probe_s=1)
@@ -84,7 +88,7 @@ class Stage:
         """End everything."""
         self.stop()
         self.story.hand_back()
-        self._recorder.stop()
+        self.recorder.stop()
         self._pool.shutdown()
         self._loop.stop()
 
@@ -463,7 +467,8 @@ def test_a_bug_that_comes_back_pauses_the_dataset(
     assert books.pause_reason(DATASET) is None
     with pytest.raises(HandedBack):
         stage.generate()
-    assert "sample a ended in an unexpected error 3 times: KeyError('oops')" in str(books.pause_reason(DATASET))
+    assert "sample a ended in an unexpected error 3 times: KeyError; see" in str(books.pause_reason(DATASET))
+    assert "oops" not in caplog.text
     assert "Traceback" in caplog.text
     books.resume(DATASET)
     with pytest.raises(KeyError):
@@ -471,31 +476,109 @@ def test_a_bug_that_comes_back_pauses_the_dataset(
     assert _waits(books)
 
 
-def test_a_folder_that_cannot_be_opened_is_waited_for(stage: Stage, books: Queue, folder: DatasetFolder) -> None:
+def test_a_folder_that_cannot_be_opened_is_waited_for(
+    stage: Stage, books: Queue, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """While the folder cannot be used no call is made and the reason is told; then the work goes on by itself."""
+    monkeypatch.setattr(module, "_MAX_TRIES", 1000)
     aside = folder.path.rename(folder.path.with_name("aside"))
     folder.path.write_text("in the way")
     _put(books, "a")
     slot = stage.start()
-    wait_until(lambda: stage.said)
-    assert f"{folder.path} is not the folder of the dataset 'd'" in str(stage.said[0])
+    wait_until(lambda: stage.recorder.stalled)
+    assert f"{folder.path} is not the folder of the dataset 'd'" in str(stage.recorder.stalled)
+    assert "No new request is sent for dataset d." in caplog.text
+    assert stage.recorder.waits(stage.story.datasets)
     assert not stage.client.requests
     folder.path.unlink()
     aside.rename(folder.path)
     slot.result(_WAIT_S)
     assert _lines(folder) == 1
-    assert [stage.said[0] is not None, *stage.said[1:]] == [True, None]
+    assert (stage.recorder.stalled, stage.said) == (None, [])
 
 
-def test_a_worker_that_ends_while_it_waits_for_the_disk(stage: Stage, books: Queue, folder: DatasetFolder) -> None:
-    """A ticket whose folder cannot be used goes back when the worker ends."""
-    shutil.rmtree(folder.path)
+def test_a_folder_that_stays_away_lets_other_datasets_work(
+    stage: Stage, books: Queue, folder: DatasetFolder, prepared: Path
+) -> None:
+    """A dataset whose folder is away gives its ticket back after some tries, and never stops another's requests."""
+    books.register("e", "f" * 16, {"model": "toy"})
+    other = dataset_folder(prepared, "e")
+    other.path.mkdir()
+    other.manifest.write_bytes(folder.manifest.read_bytes())
+    away = folder.path.rename(folder.path.with_name("away"))
     _put(books, "a")
+    books.put("e", [Sample(id="b", messages=[{"role": "user", "content": "b"}], settings="f" * 16)])
     slot = stage.start()
-    wait_until(lambda: stage.said)
-    stage.stop()
+    wait_until(lambda: stage.recorder.stalled)
+    stage.generate(Ticket("e", "b"))
     with pytest.raises(HandedBack):
         slot.result(_WAIT_S)
+    assert (_lines(other), stage.said, stage.recorder.waits({"e"})) == (1, [], False)
+    assert (books.flights(DATASET), len(stage.client.requests)) == ({}, 1)
+    away.rename(folder.path)
+    stage.generate()
+    assert (_lines(folder), stage.recorder.stalled) == (1, None)
+
+
+def test_nothing_is_asked_whose_answer_could_not_be_recorded(stage: Stage, books: Queue, folder: DatasetFolder) -> None:
+    """A sample that waits for a permit as its dataset's folder begins to refuse is not asked, and goes back."""
+    _put(books, "a", "b")
+    pool = stage.endpoints.all[0].pool
+    pool.ceiling = 0
+    slot = stage.start()
+    wait_until(lambda: stage.endpoints.gate.waiting == 1)
+    stage.recorder.stall(DATASET, "write", UnwritableError("no rights."))
+    pool.ceiling = 8
+    stage._loop.soon(stage.endpoints.gate.hand_out)
+    with pytest.raises(HandedBack):
+        slot.result(_WAIT_S)
+    with pytest.raises(HandedBack):
+        stage.generate(Ticket(DATASET, "b"))
+    assert (stage.client.requests, books.flights(DATASET), pool.in_use) == ([], {}, 0)
+    stage.recorder.stall(DATASET, "write", None)
+    stage.generate()
+    assert _lines(folder) == 1
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_worker_that_ends_while_it_waits_for_the_disk(
+    stage: Stage, books: Queue, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch, *, is_locked: bool
+) -> None:
+    """A ticket whose folder is away or locked goes back when the worker ends, and its sample is blamed for nothing."""
+    monkeypatch.setattr(module, "LOCK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(module, "_MAX_TRIES", 1000)
+    _put(books, "a")
+    with contextlib.ExitStack() as trouble:
+        if is_locked:
+            trouble.enter_context(FolderLock(folder.lock).held())
+        else:
+            shutil.rmtree(folder.path)
+        slot = stage.start()
+        wait_until(lambda: stage.recorder.stalled)
+        assert books.flights(DATASET) == {}
+        stage.stop()
+        with pytest.raises(HandedBack):
+            slot.result(_WAIT_S)
+    assert books.flights(DATASET) == {}
+    assert books.take(DATASET, "a", "somebody else").deaths == 0
+
+
+def test_a_worker_that_ends_while_it_catches_up_blames_nobody(
+    stage: Stage, books: Queue, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An orphan that waits for its folder's lock goes back at the worker's end with no death but its owner's."""
+    monkeypatch.setattr(module, "LOCK_PATIENCE_S", 0.2)
+    _put(books, "opener", "a")
+    stage.generate(Ticket(DATASET, "opener"))
+    books.take(DATASET, "a", "dead worker")
+    with FolderLock(folder.lock).held():
+        slot = stage.start()
+        wait_until(lambda: stage.recorder.stalled)
+        stage.stop()
+        with pytest.raises(HandedBack):
+            slot.result(_WAIT_S)
+    assert books.flights(DATASET) == {}
+    assert books.take(DATASET, "a", "somebody else").deaths == 1
 
 
 def test_redis_away_is_waited_for(

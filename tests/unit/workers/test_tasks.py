@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ from app.celery import TASK, app
 from app.records import Ticket
 from tests.conftest import ModelServerFactory
 from workers import tasks
+from workers.intake import HandedBack, SampleFailed
 from workers.leases import QueueFollower
-from workers.story import HandedBack, SampleFailed
 
 
 class _Mill:
@@ -171,10 +172,15 @@ def test_other_pools_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "leave -P out" in capsys.readouterr().err
 
 
-def test_other_processes_have_nothing_to_tell() -> None:
-    """A process without a mill ignores Celery's signals."""
+def test_other_processes_have_nothing_to_tell(caplog: pytest.LogCaptureFixture) -> None:
+    """A process without a mill ignores Celery's signals: it says nothing and leaves the process' signals alone."""
+    caplog.set_level("INFO", "workers")
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     tasks.tell(_worker())
     tasks.stop()
+    assert not caplog.records
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert tasks.Process.mill is None
 
 
 # Logging

@@ -26,7 +26,7 @@ from app.records import Kind, KnownSample, Sample, encode_line
 from app.retry import carry_settings
 from producer.rewrite import Moved, rewrite
 from producer.scan import Question, Scan
-from producer.soundness import Piece, is_named_rightly, record_of
+from producer.soundness import Piece, is_named_rightly, record_of, true_names
 from producer.verify import LOOK_AGAIN_S, Audit, enqueue_command
 
 _SHOWN = 5
@@ -165,18 +165,21 @@ class _Mender:
             )
 
     def _count_misnamed(self) -> collections.Counter[Kind]:
-        """Count by kind the recorded ids that enqueue never took, and that are not those of their prompts."""
+        """Count by kind the records whose id was edited: enqueue never took it, and it took that of their prompt."""
         counts = collections.Counter[Kind]()
         for ids in self._found.pages(Question.FOREIGN):
             for id_, entry in self._ledger.look_up(ids).items():
                 with contextlib.suppress(StoreError):  # the index lies, and is made anew
-                    record = record_of(self._ledger.read(entry, id_), id_, self._dataset)
-                    counts[entry.kind] += record is None and entry.kind in _RECORDED
+                    counts[entry.kind] += entry.kind in _RECORDED and self._is_edited(self._ledger.read(entry, id_))
         return counts
 
     def _is_misnamed(self, piece: Piece) -> bool:
-        id_ = piece.judgement.id
-        return self._found.holds(Question.FOREIGN, id_) and record_of(piece.data, id_, self._dataset) is None
+        return self._found.holds(Question.FOREIGN, piece.judgement.id) and self._is_edited(piece.data)
+
+    def _is_edited(self, data: bytes) -> bool:
+        if is_extraction(self._dataset):
+            return False
+        return any(self._found.holds(Question.TAKEN, name) for name in true_names(data))
 
     def _mend_index(self) -> None:
         name = self._ledger.index_path.name
@@ -203,11 +206,12 @@ class _Mender:
                 entry = entries.get(id_)
                 if entry is not None and entry.kind is Kind.PENDING:
                     continue  # enqueue has written it meanwhile
-                sample = record_of(self._ledger.read(entry, id_), id_, self._dataset) if entry else payloads.get(id_)
+                data = self._ledger.read(entry, id_) if entry else b""
+                sample = record_of(data, id_, self._dataset) if entry else payloads.get(id_)
                 if sample is None:
-                    if entry is None and self._found.holds(Question.IN_REDIS, id_):
+                    if not self._is_edited(data) if entry else self._found.holds(Question.IN_REDIS, id_):
                         unsound.append(id_)
-                    continue  # its record was moved
+                    continue  # else its record is moved
                 line = encode_line(KnownSample(id=id_, row=sample.source.row))
                 (lost if entry else new).append(Pen(Kind.PENDING, id_, line))
             written += len(lost) + len(new)
@@ -221,8 +225,8 @@ class _Mender:
         )
         if unsound:
             self._said.append(
-                f"{len(unsound):,} queued ids are in no samples.jsonl and {self._unsound}, so they were left as they "
-                f"are: {', '.join(unsound[:_SHOWN])}"
+                f"{len(unsound):,} recorded or queued ids are in no samples.jsonl and {self._unsound}, so they were "
+                f"left as they are: {', '.join(unsound[:_SHOWN])}"
                 f"{', ...' if len(unsound) > _SHOWN else ''}."
             )
 

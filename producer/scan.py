@@ -63,6 +63,8 @@ class Question(enum.Enum):
     """Accepted, and Redis still calls it one that is asked again."""
     IN_REDIS = "waits != 0"
     """In Redis, whatever the files say."""
+    TAKEN = f"kinds & {_KNOWN} != 0"
+    """Taken by enqueue."""
     LOST = f"waits = {Waits.LOST.value}"
     """In Redis without a ticket."""
     FOREIGN = f"kinds & {_KNOWN} = 0 AND (kinds != 0 OR waits != 0)"

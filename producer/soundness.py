@@ -12,11 +12,10 @@ import msgspec
 from app.extraction import Extracted, decode_extracted
 from app.jsonl import Line
 from app.places import is_extraction
-from app.records import Kind, KnownSample, Record, RefusedRow, Sample, sample_id
+from app.records import LARGEST_COUNT, Kind, KnownSample, Record, RefusedRow, Sample, sample_id
 
 _BEGINNING = re.compile(r'\{\s*"id"\s*:')
 _MOST_BEGINNINGS = 1000
-_TOO_MANY = 2**53
 _COPY = re.compile(r"\.(\d+)$")
 _NO_RECORDS = frozenset({Kind.PENDING, Kind.REFUSED})
 _FORMS: dict[Kind, type[msgspec.Struct]] = {Kind.PENDING: KnownSample, Kind.REFUSED: RefusedRow}
@@ -71,11 +70,11 @@ def _mistyped(value: dict[str, Any]) -> str | None:
     """Return the field that the index cannot take, if there is one."""
     round_, reason, usage = value.get("round", 0), value.get("reason"), value.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else usage
-    if type(round_) is not int or not 0 <= round_ < _TOO_MANY:
+    if type(round_) is not int or not 0 <= round_ <= LARGEST_COUNT:
         return "round"
     if not isinstance(reason, str | None):
         return "reason"
-    return None if tokens is None or (type(tokens) is int and 0 <= tokens < _TOO_MANY) else "usage"
+    return None if tokens is None or type(tokens) is int else "usage"
 
 
 def _bad(fault: str) -> Judgement:
@@ -165,7 +164,20 @@ def is_named_rightly(sample: Record | Extracted | Sample, dataset: str) -> bool:
     """
     if isinstance(sample, Extracted) or is_extraction(dataset):
         return bool(sample.source.name) and (sample.source.row or 0) > 0
+    return sample.id in _names_of(sample)
+
+
+def true_names(data: bytes) -> set[str]:
+    """Return the ids that a record's prompt has where it bears none of them; empty for one that is rightly named."""
+    try:
+        record = _decode_record(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return set()
+    names = _names_of(record)
+    return set() if record.id in names else names
+
+
+def _names_of(sample: Record | Sample) -> set[str]:
     copy = _COPY.search(sample.id)
     copies = {1, int(copy.group(1)) if copy else 1}
-    names = {sample_id(sample.messages, sample.tools, source_id=sample.source.id, copy=copy) for copy in copies}
-    return sample.id in names
+    return {sample_id(sample.messages, sample.tools, source_id=sample.source.id, copy=copy) for copy in copies}

@@ -316,3 +316,4 @@ def test_before_the_first_dataset_and_without_workers(world: World, tab: OpenTab
         assert shown(page, "first")["queued"] == 1
         assert page.page.get_by_role("button", name="Pause first").count() == 0
         assert page.findings() == []
+        page.close()

@@ -48,8 +48,9 @@ class Tab:
         self.page.on("request", self._on_request)
 
     def close(self) -> None:
-        """Close it."""
-        self._context.close()
+        """Close it, before the server that it asks ends; a second time does nothing."""
+        if not self.page.is_closed():
+            self._context.close()
 
     def count(self, part: str) -> int:
         """Return how many requests had `part` in their address."""

@@ -23,7 +23,7 @@ from workers.gauges import Gauges, parse
 
 logger = logging.getLogger(__name__)
 
-_SHORTEST_PATIENCE_S = 60.0
+_SHORTEST_PATIENCE_S = 20.0
 """Seconds without any answer before a server is looked at: long prompts and cold caches take some, a look is cheap."""
 _USUAL_TIMES = 4.0
 """The same, as a multiple of the longest latency seen lately, so that a server with slow answers is left in peace."""
@@ -31,12 +31,16 @@ _LOOK_EVERY_S = 60.0
 """Seconds between two looks at a silent server, over all workers."""
 _LOOKS = 2
 """Looks that must time out in a row."""
-_LOOK_TIMEOUT_S = 25.0
-"""Seconds for one look; SGLang's /health gives up by itself after 20."""
+_LOOK_TIMEOUT_S = 15.0
+"""Seconds for one look; SGLang's /health generates a token, and gives up by itself after 20."""
 _TRIAL_AFTER = 2.0
 """Patiences after which a server that passes its looks has to answer a request for one token."""
+_SHORTEST_TRIAL_S = 120.0
+"""Seconds of silence before that at least: the first answers of a run may take long, and no latency is known yet."""
 _TRIAL_S = 30.0
 """Seconds for that request."""
+_MOVED_WITHIN_S = 60.0
+"""Seconds for which a server that was seen to generate counts as one that does."""
 _GAUGES_EVERY_S = 10.0
 """Seconds between two readings of /metrics, over all workers."""
 _METRICS_TIMEOUT_S = 5.0
@@ -125,7 +129,7 @@ class Watch:
             self._change(endpoint, State.DOWN, HUNG + words)
         elif not probe.alive:
             self._change(endpoint, State.PAUSED if probe.refuses else State.DOWN, probe.words)
-        elif silence_s >= _TRIAL_AFTER * patience_s(endpoint) and not self._moves(endpoint):
+        elif silence_s >= _trial_after_s(endpoint) and not self._moves(endpoint):
             await self._try(endpoint, began)
 
     async def _try(self, endpoint: Endpoint, began: float) -> None:
@@ -146,7 +150,7 @@ class Watch:
     def _moves(self, endpoint: Endpoint) -> bool:
         """Tell whether the server is seen to generate, for whomever."""
         _progress, moved_at = self._moved.get(endpoint.name, (0.0, 0.0))
-        return bool(moved_at) and time.monotonic() - moved_at < _SHORTEST_PATIENCE_S
+        return bool(moved_at) and time.monotonic() - moved_at < _MOVED_WITHIN_S
 
     # Lost requests
 
@@ -185,6 +189,10 @@ class Watch:
 def patience_s(endpoint: Endpoint) -> float:
     """Return the seconds for which a server may answer nothing before it is looked at."""
     return max(_SHORTEST_PATIENCE_S, _USUAL_TIMES * max(endpoint.latencies, default=0.0))
+
+
+def _trial_after_s(endpoint: Endpoint) -> float:
+    return max(_SHORTEST_TRIAL_S, _TRIAL_AFTER * patience_s(endpoint))
 
 
 async def answers_a_trial(endpoint: Endpoint, *, timeout_s: float) -> bool:

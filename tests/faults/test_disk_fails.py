@@ -69,7 +69,7 @@ def test_a_disk_that_ends_in_the_middle_of_a_line(mill: Mill, model_server: Mode
     room = mill.out().stat().st_size + _ANSWER_BYTES // 2
     resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (room, limits[1]))
 
-    _assert_held(mill, server, worker, "cannot grow", "finished records of case wait in memory")
+    _assert_held(mill, server, worker, "cannot grow", "of case wait")
     assert mill.out().read_bytes().endswith(b"\n")
     resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, limits)
     _assert_finished(mill, server, rows, worker)

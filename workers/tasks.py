@@ -161,7 +161,7 @@ def quieten(**_signal: Any) -> None:
     trace = logging.getLogger("celery.app.trace")
     trace.setLevel(logging.WARNING)
     trace.addFilter(_is_no_handing_back)
-    for name in ("celery.worker.request", "kombu.transport.redis"):
+    for name in ("celery.worker.request", "celery.worker.loops", "celery.bootsteps", "kombu.transport.redis"):
         logging.getLogger(name).addFilter(_is_not_of_redis)
     logging.getLogger("py.warnings").addFilter(_is_no_preview)
 

@@ -23,7 +23,7 @@ _FEED_EVERY_S = 6.0
 _FEEDS = 120
 """Enqueues of a long run at most, for each reads all that there is by then."""
 _WARM_S = 60.0
-"""Seconds after which a worker's memory and files should grow no more."""
+"""Seconds, or a quarter of the run, after which a worker's memory and files should grow no more."""
 _GROWS_AT_MOST = 1.2
 _SPARE_FILES = 20
 """A connection to Redis for each ack that ends beside others, made when that happens first."""
@@ -187,7 +187,8 @@ class Run:
     # Telling
 
     def _growth(self) -> list[str]:
-        warm = [one for one in self._figures if one.uptime_s >= _WARM_S]
+        warm_s = max(_WARM_S, self._world.options.seconds / 4)
+        warm = [one for one in self._figures if one.uptime_s >= warm_s]
         if len(warm) < 2:
             return []
         first, last = warm[0], warm[-1]

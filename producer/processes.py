@@ -149,6 +149,9 @@ def last_words(process: Process) -> str:
     """
     path = Path(process.log)
     text = read_from(path, max(process.offset, log_size(path) - _TAIL_BYTES))
+    if not text.strip():  # the log may just have been set aside
+        aside = path.with_name(f"{path.name}.1")
+        text = read_from(aside, max(0, log_size(aside) - _TAIL_BYTES)) if log_size(path) < process.offset else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line.removeprefix(_OUR_WORDS) for line in lines if line.startswith(_OUR_WORDS)]
     telling = [line for line in lines if any(word in line.lower() for word in _ERROR_WORDS)]

@@ -86,6 +86,7 @@ def test_one_bad_request_and_a_wrong_key(mill: Mill, model_server: ModelServerFa
         assert wrong not in text, path
 
 
+@pytest.mark.slow
 def test_an_answer_that_outlasts_its_lease(mill: Mill, model_server: ModelServerFactory) -> None:
     """An answer that takes twice the lease is asked for once, and nobody waits behind it."""
     server = model_server([{"match": "very slow", "delay_s": 11}])

@@ -61,6 +61,7 @@ def _refused(client: Redis) -> int:
     return int(client.info("errorstats").get("errorstat_OOM", {}).get("count", 0))
 
 
+@pytest.mark.slow
 @pytest.mark.fault
 def test_a_full_redis_is_waited_for_with_the_connections_that_there_are(
     mill: Mill, new_redis: RedisFactory, model_server: ModelServerFactory

@@ -208,6 +208,7 @@ def test_too_few_open_files_are_refused_at_the_start(mill: Mill, model_server: M
 # Requests in flight
 
 
+@pytest.mark.slow
 def test_all_workers_together_keep_the_bound(mill: Mill, model_server: ModelServerFactory) -> None:
     """Three workers of 8 slots and MILL_MAX_IN_FLIGHT=6 never have more than 6 requests at the server, and reach 6."""
     server = model_server(latency_s=0.3)

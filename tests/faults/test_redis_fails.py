@@ -56,6 +56,7 @@ def _assert_nothing_was_lost_or_repeated(
     assert_quiet(worker.output())
 
 
+@pytest.mark.slow
 def test_a_redis_that_crashes_and_comes_back_costs_nothing(
     mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_redis_that_comes_back_empty_is_filled_again_by_enqueue(
     assert_asked_once(server, rows)
 
 
+@pytest.mark.slow
 def test_a_worker_told_to_stop_while_redis_is_away_ends(
     mill: Mill, own_redis: RedisServer, model_server: ModelServerFactory
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_redis_that_hangs_is_told_by_every_command(
     own_redis.process.resume()
 
 
+@pytest.mark.slow
 def test_near_its_memorys_end_redis_is_emptied_and_filled_in_turns(
     mill: Mill, new_redis: RedisFactory, model_server: ModelServerFactory
 ) -> None:

@@ -144,6 +144,7 @@ def test_workers_on_a_shared_folder_lose_and_double_nothing(
         assert_quiet(worker.output())
 
 
+@pytest.mark.slow
 def test_a_folder_changes_between_one_machine_and_several(mill: Mill, model_server: ModelServerFactory) -> None:
     """Each way of using a folder finds what the other has written, and asks for none of it again."""
     server = model_server()

@@ -43,6 +43,7 @@ def _stop_within(worker: WorkerProcess, timeout_s: float, *signals: tuple[signal
     assert_quiet(worker.output())
 
 
+@pytest.mark.slow
 def test_the_samples_of_a_killed_worker_are_asked_again_by_the_other(
     mill: Mill, model_server: ModelServerFactory
 ) -> None:
@@ -129,6 +130,7 @@ def test_requests_that_may_not_finish_are_handed_back_at_once(
     assert_asked_again_at_most(server, 4)
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_that_wakes_up_writes_no_second_line(mill: Mill, model_server: ModelServerFactory) -> None:
     """A worker stopped for longer than its lease loses its samples to another, and adds nothing when it goes on."""
     server = model_server(latency_s=3.0)

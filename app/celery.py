@@ -53,11 +53,7 @@ def make_app() -> Celery:
     """
     at, store = settings.load(settings.BrokerSettings), settings.load(settings.StoreSettings)
     lease_s = settings.load(settings.WorkerSettings).lease_s
-    servers = settings.load(settings.ServerSettings)
-    bound = servers.max_in_flight * max(1, len(servers.model_urls))
-    slots = bound + max(16, bound * 6 // 100)  # a few more than permits, so that one always waits
-    if settings.load(settings.ExtractSettings).extract:
-        slots = EXTRACT_SLOTS
+    slots = _slots()
     url = broker.resolve(at, store)
     made = Celery("promptmill", broker=url.celery, include=["workers.tasks"], amqp=_Amqp, set_as_current=True)
     made.amqp.login = url.login
@@ -66,21 +62,7 @@ def make_app() -> Celery:
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # the default gives up after 100 tries
         broker_channel_error_retry=True,  # a Redis that is full or read-only for a while is waited for
-        broker_transport_options={
-            "global_keyprefix": at.key_prefix,
-            "visibility_timeout": lease_s * LEASE_SHARE,
-            "unacked_restore_interval": 1,
-            "unacked_restore_throttle": 5,
-            "unacked_mutex_expire": 10,  # seconds; the default of 300 lets a killed sweeper block everybody
-            "queue_order_strategy": "round_robin",
-            "priority_steps": [0],
-            # With the default of 10, acks that end together fail, which is only logged (see docs/design/lease.md).
-            "max_connections": 65536,
-            "socket_keepalive": True,
-            "socket_connect_timeout": 5,
-            "socket_timeout": 60,
-            "health_check_interval": 25,
-        },
+        broker_transport_options=_transport_options(at.key_prefix, lease_s),
         task_acks_late=True,
         task_acks_on_failure_or_timeout=True,
         task_ignore_result=True,
@@ -100,6 +82,34 @@ def make_app() -> Celery:
     )
     settings.set_default_variable("FLOWER_CONF", str(resources.files("app").joinpath("dashboard/flowerconfig.py")))
     return made
+
+
+def _slots() -> int:
+    """Return how many tickets a worker works on at once; raises SettingError."""
+    servers = settings.load(settings.ServerSettings)
+    if settings.load(settings.ExtractSettings).extract:
+        return EXTRACT_SLOTS
+    bound = servers.max_in_flight * max(1, len(servers.model_urls))
+    return bound + max(16, bound * 6 // 100)  # a few more than permits, so that one always waits
+
+
+def _transport_options(key_prefix: str, lease_s: float) -> dict[str, Any]:
+    """Return what kombu is told of Redis."""
+    return {
+        "global_keyprefix": key_prefix,
+        "visibility_timeout": lease_s * LEASE_SHARE,
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 5,
+        "unacked_mutex_expire": 10,  # seconds; the default of 300 lets a killed sweeper block everybody
+        "queue_order_strategy": "round_robin",
+        "priority_steps": [0],
+        # With the default of 10, acks that end together fail, which is only logged (see docs/design/lease.md).
+        "max_connections": 65536,
+        "socket_keepalive": True,
+        "socket_connect_timeout": 5,
+        "socket_timeout": 60,
+        "health_check_interval": 25,
+    }
 
 
 def publish(app: Celery, dataset: str, ids: Sequence[str]) -> None:

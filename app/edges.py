@@ -9,12 +9,11 @@ import msgspec
 
 from app import jsonl
 from app.places import DatasetFolder
-from app.records import Kind
+from app.records import RECORDED
 
 _CHUNK = 65536
 _LONGEST = 64 * 2**20
 """Bytes after which a line's end is no longer looked for."""
-_RECORDED = (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED)
 
 
 class _Head(msgspec.Struct):
@@ -30,7 +29,7 @@ def first_and_last(folder: DatasetFolder) -> tuple[float | None, float | None]:
     Only the first and the last line of each file are read.
     Raises StoreError when a file cannot be read.
     """
-    moments = [_of_file(folder.lines(kind)) for kind in _RECORDED]
+    moments = [_of_file(folder.lines(kind)) for kind in RECORDED]
     firsts = [first for first, _last in moments if first is not None]
     lasts = [last for _first, last in moments if last is not None]
     return min(firsts, default=None), max(lasts, default=None)

@@ -4,14 +4,18 @@ MillError                     anything a person should read as one sentence; `ex
 ├── UsageError                wrong usage or settings (exit 2)
 │   ├── SettingError          a setting's value cannot be used
 │   ├── SourceError           the input cannot be opened or understood as a whole
-│   └── ManifestMismatchError the dataset was started with other settings
+│   ├── ManifestMismatchError the dataset was started with other settings
+│   └── ParametersRefusedError  the model server would not act on them (workers/caller.py)
 ├── BrokerError               Redis cannot be used as it is (exit 1)
 │   ├── BrokerUnreachableError  nobody answers, or the password is wrong
 │   └── BrokerFullError         Redis refuses writes for want of memory
 ├── StoreError                the dataset folder cannot be used (exit 1)
 │   ├── UnwritableError         missing rights, a file in its place, a read-only disk
+│   ├── LockedError             somebody holds the folder's lock for too long (app/lock.py)
 │   └── DiskFullError           no space left
+├── ModelUnusableError        a model to read states from cannot be used (workers/extract/model.py; exit 1)
 └── IncompleteError           the command ran, but something is incomplete or failed (exit 1)
+    └── NothingExportedError    no record passed (producer/export/report.py)
 
 Faults of a single model call are values (`workers.faults.Fault`), not exceptions, until a sample is given up.
 """

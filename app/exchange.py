@@ -37,8 +37,8 @@ def exchange(folder: DatasetFolder, paths: Iterable[Path]) -> None:
     finish(folder)
 
 
-def finish(folder: DatasetFolder, *, shared: bool = False) -> bool:
-    """End an exchange that was begun, if one was; tell whether there was one. The caller holds the folder's lock.
+def finish(folder: DatasetFolder, *, shared: bool = False) -> None:
+    """End an exchange that was begun, if one was. The caller holds the folder's lock.
 
     `shared`: the folder lies on a network disk, which may remember for seconds that a file is not there.
     Raises StoreError.
@@ -46,7 +46,7 @@ def finish(folder: DatasetFolder, *, shared: bool = False) -> bool:
     with jsonl.translated(folder.journal):
         there = folder.journal in folder.path.iterdir() if shared else folder.journal.exists()
         if not there:
-            return False
+            return
         data = folder.journal.read_bytes()
     try:
         journal = _decode(data)
@@ -58,7 +58,6 @@ def finish(folder: DatasetFolder, *, shared: bool = False) -> bool:
     with jsonl.translated(folder.journal):
         folder.journal.unlink()
         jsonl.fsync_folder(folder.path)
-    return True
 
 
 def _take_place(path: Path) -> None:

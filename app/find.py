@@ -10,18 +10,14 @@ import msgspec
 import redis.exceptions
 
 from app import jsonl, manifest
-from app.broker import text
 from app.errors import UsageError
 from app.index import Entry
+from app.lane import decode_sample
 from app.ledger import Ledger
+from app.lock import LOOK_PATIENCE_S
 from app.places import DatasetFolder, folder_name
-from app.queue import Queue
-from app.records import Kind, Message, Sample
-
-_ASKED = (Kind.FAILED, Kind.REJECTED, Kind.ACCEPTED)
-"""The kinds whose lines are records."""
-_LOCK_PATIENCE_S = 5.0
-"""Seconds that a look waits for a folder's lock, which a repair may hold for long."""
+from app.queue import Queue, read_flight
+from app.records import ASKED_AGAIN, Kind, Message, Sample
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -85,7 +81,7 @@ def find_sample(queue: Queue | None, folder: DatasetFolder, sample_id: str) -> F
 
 def _read_entry(queue: Queue | None, folder: DatasetFolder, sample_id: str) -> tuple[str, Entry | None]:
     """Return the dataset's name and what its index knows of the id."""
-    with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
+    with Ledger(folder, patience_s=LOOK_PATIENCE_S) as ledger:
         known = manifest.read(ledger)
         name = known.dataset if known else _name_in_redis(queue, folder)
         if name is None:
@@ -105,9 +101,6 @@ def _name_in_redis(queue: Queue | None, folder: DatasetFolder) -> str | None:
         return None
 
 
-_decode_sample = msgspec.json.Decoder(Sample).decode
-
-
 def _look_into_redis(queue: Queue | None, dataset: str, sample_id: str) -> tuple[Sample | None, Flight | None, bool]:
     """Return the waiting payload, who is asking it, and whether Redis answered."""
     if queue is None:
@@ -121,9 +114,9 @@ def _look_into_redis(queue: Queue | None, dataset: str, sample_id: str) -> tuple
             return None, None, True
         flight = None
         if value:
-            owner, _, start = text(value).rpartition("|")
-            flight = Flight(owner, float(start or 0), owner in queue.living([owner]))
-        return _decode_sample(payload), flight, True
+            owner, since = read_flight(value)
+            flight = Flight(owner, since, owner in queue.living([owner]))
+        return decode_sample(payload), flight, True
     except redis.exceptions.RedisError:
         return None, None, False
 
@@ -139,7 +132,7 @@ def _state(entry: Entry | None, waiting: Sample | None, flight: Flight | None, *
 def _read_rounds(folder: DatasetFolder, sample_id: str, entry: Entry) -> list[dict[str, Any]]:
     if entry.kind is Kind.PENDING:
         return []
-    with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
+    with Ledger(folder, patience_s=LOOK_PATIENCE_S) as ledger:
         newest = cast("dict[str, Any]", msgspec.json.decode(ledger.read(entry, sample_id)))
     if entry.kind is Kind.REFUSED:
         return [newest]
@@ -150,7 +143,7 @@ def _read_rounds(folder: DatasetFolder, sample_id: str, entry: Entry) -> list[di
 def _earlier_rounds(folder: DatasetFolder, sample_id: str, entry: Entry) -> Iterator[dict[str, Any]]:
     """Yield the records that later rounds replaced; the index knows the newest line of an id alone."""
     begin = b'{"id":' + msgspec.json.encode(sample_id) + b","
-    for kind in _ASKED[:-1]:
+    for kind in ASKED_AGAIN:
         skip = entry.offset if kind is entry.kind else -1
         # Read, not mapped: a file that is cut meanwhile would end the process.
         for line in jsonl.read_lines(folder.lines(kind)):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 PER_DECADE = 10
 """Buckets between a value and its tenfold: neighbours differ by 26 %."""
@@ -13,6 +15,8 @@ LOWEST = -2 * PER_DECADE
 """The bucket of everything up to 0.01."""
 HIGHEST = 6 * PER_DECADE
 """The bucket that also holds everything above a million."""
+
+_Key = TypeVar("_Key")
 
 
 def bucket_of(value: float) -> int:
@@ -100,23 +104,49 @@ def _bounds(bucket: int) -> tuple[float, float]:
     return 0.0 if bucket == LOWEST else upper_bound(bucket - 1), upper_bound(bucket)
 
 
+class Collector:
+    """Counts values one by one, in memory that does not grow with them."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[int]()
+        self.total = 0.0
+        """The sum of the values so far."""
+
+    def add(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bucket_of(value)] += 1
+        self.total += value
+
+    def take(self, histogram: Histogram) -> None:
+        """Count all values of another histogram."""
+        self._counts.update(histogram.counts)
+        self.total += histogram.total
+
+    def histogram(self) -> Histogram:
+        """Return what has been counted so far."""
+        return Histogram(dict(self._counts), self.total)
+
+
 def collect(values: Iterable[float]) -> Histogram:
     """Return the histogram of the values."""
-    counts: dict[int, int] = {}
-    total = 0.0
+    found = Collector()
     for value in values:
-        bucket = bucket_of(value)
-        counts[bucket] = counts.get(bucket, 0) + 1
-        total += value
-    return Histogram(counts, total)
+        found.add(value)
+    return found.histogram()
+
+
+def add_up(counts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
+    """Return the sums of counts by what each is of."""
+    sums: dict[_Key, int] = {}
+    for one in counts:
+        for key, n in one.items():
+            sums[key] = sums.get(key, 0) + n
+    return sums
 
 
 def merge(histograms: Iterable[Histogram]) -> Histogram:
     """Return the histogram of all their values."""
-    counts: dict[int, int] = {}
-    total = 0.0
+    found = Collector()
     for one in histograms:
-        total += one.total
-        for bucket, n in one.counts.items():
-            counts[bucket] = counts.get(bucket, 0) + n
-    return Histogram(counts, total)
+        found.take(one)
+    return found.histogram()

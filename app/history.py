@@ -8,10 +8,12 @@ import itertools
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from app import jsonl
+from app.histogram import add_up
 from app.places import DatasetFolder
 from app.snapshot import Part, Snapshot
 
@@ -21,6 +23,8 @@ _CHUNK = 4096
 _NEAR = 4
 """A pause of more than so many usual distances between points is a gap: no worker ran."""
 _SHORTEST_GAP_S = 30.0
+
+_Item = TypeVar("_Item")
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="schema", tag=2):
@@ -215,8 +219,8 @@ def _point(line: bytes) -> Point | None:
         return None
 
 
-def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most `most` of the points (two at least), evenly chosen, the first and the last among them."""
+def thin(points: Sequence[_Item], most: int) -> list[_Item]:
+    """Return at most `most` of the points or moments (two at least), evenly chosen, the first and last among them."""
     if len(points) <= max(2, most):
         return list(points)
     last, steps = len(points) - 1, max(2, most) - 1
@@ -271,10 +275,7 @@ def combine_points(series: Iterable[Sequence[Point]], *, most: int = 400) -> lis
     moments = sorted({point.at for one in known for point in one.points})
     if len(known) == 1:
         return thin(known[0].points, most)
-    steps = max(2, most) - 1
-    if len(moments) > steps + 1:
-        moments = [moments[(len(moments) - 1) * step // steps] for step in range(steps + 1)]
-    return [_sum(at, known) for at in moments]
+    return [_sum(at, known) for at in thin(moments, most)]
 
 
 class _Series:
@@ -315,8 +316,8 @@ def _sum(at: float, known: Sequence[_Series]) -> Point:
         queued=_add(point.queued for point in lively),
         in_flight=_add(point.in_flight for point in lively),
         bound=max((point.bound for point in lively if point.bound is not None), default=None),
-        failed_by=_add_up(point.failed_by for point in latest),
-        faults=_add_up(point.faults for point in latest),
+        failed_by=add_up(point.failed_by for point in latest),
+        faults=add_up(point.faults for point in latest),
         latency_p95_s=max((point.latency_p95_s for point in lively if point.latency_p95_s is not None), default=None),
     )
 
@@ -324,11 +325,3 @@ def _sum(at: float, known: Sequence[_Series]) -> Point:
 def _add(values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _add_up(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for one in counts:
-        for name, n in one.items():
-            sums[name] = sums.get(name, 0) + n
-    return sums

@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -96,8 +96,15 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def append(path: Path, data: bytes) -> int:
-    """Append `data` to the file and fsync it; return the offset at which it begins.
+class Appended(NamedTuple):
+    """Where appended bytes begin, and the file as it was once they were written."""
+
+    offset: int
+    state: os.stat_result
+
+
+def append(path: Path, data: bytes) -> Appended:
+    """Append `data` to the file and fsync it; return where it begins.
 
     Either all of it is durable afterwards or StoreError is raised and the file has its old length again (as far as
     the disk allows; what remains is a torn tail). The caller holds the folder's lock.
@@ -109,6 +116,8 @@ def append(path: Path, data: bytes) -> int:
             start = os.fstat(descriptor).st_size
             try:
                 _write_all(descriptor, data)
+                # At once: whatever somebody does to the file from now on shows as a change, also during the fsync.
+                state = os.fstat(descriptor)
                 os.fdatasync(descriptor)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -118,7 +127,7 @@ def append(path: Path, data: bytes) -> int:
             os.close(descriptor)
         if new:
             fsync_folder(path.parent)
-    return start
+    return Appended(start, state)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

@@ -23,13 +23,9 @@ class Taken:
     state: str
     """gone, held, paused, aside, full, poison, new, mine or orphan (see take.lua)."""
     sample: Sample | None = None
+    """Its payload, where this worker may ask it."""
     deaths: int = 0
     """Workers and model servers that died while it was asked."""
-
-    @property
-    def ours(self) -> bool:
-        """Whether this worker may ask it."""
-        return self.sample is not None
 
 
 class Lane:

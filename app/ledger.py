@@ -241,21 +241,22 @@ class Ledger:
     def _write(self, kind: Kind, group: Sequence[Pen]) -> None:
         path = self.folder.lines(kind)
         try:
-            offset = jsonl.append(path, b"".join([pen.line for pen in group]))
+            data = b"".join([pen.line for pen in group])
+            appended = jsonl.append(path, data)
         except StoreError:
             # The failed write was taken back, which changed the file's time but not its lines.
             with contextlib.suppress(OSError, sqlite3.Error), self._index.transaction() as change:
                 if path.stat().st_size == self._index.files().get(kind, FileState()).size:
                     change.set_file(kind, _state(path), duplicates=0)
             raise
-        rows = []
+        rows, offset = [], appended.offset
         for pen in group:
             rows.append((pen.id, Entry(kind, pen.reason, pen.round, offset, len(pen.line) - 1, pen.tokens)))
             offset += len(pen.line)
         try:
             with self._index.transaction() as change:
                 change.merge(rows)
-                change.set_file(kind, _state(path), duplicates=0)
+                change.set_file(kind, _state_after(path, appended, data), duplicates=0)
         except sqlite3.Error:
             self._index.close()  # the lines are durable; whoever looks next indexes them
 
@@ -390,6 +391,14 @@ def _may_write(path: Path) -> bool:
 def _state(path: Path) -> FileState:
     now = path.stat()
     return FileState(now.st_size, now.st_mtime_ns, now.st_ino, _tail(path, now.st_size))
+
+
+def _state_after(path: Path, appended: jsonl.Appended, data: bytes) -> FileState:
+    """Return the file as it was when `data` had been appended, not as somebody may have edited it since."""
+    offset, now = appended
+    short = _TAIL_BYTES - len(data)
+    before = jsonl.read_span(path, max(0, offset - short), min(offset, short)) if short > 0 else b""
+    return FileState(now.st_size, now.st_mtime_ns, now.st_ino, before + data[-_TAIL_BYTES:])
 
 
 def _tail(path: Path, size: int) -> bytes:

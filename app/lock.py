@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 LOCK_PATIENCE_S = 10.0
 """Seconds after which a folder whose lock nobody lets go counts, for a worker, as one that takes no records."""
+LOOK_PATIENCE_S = 5.0
+"""Seconds that looks and presses of a button wait for a folder's lock, which a repair may hold for long."""
 _TELL_AFTER_S = 5.0
 """Writers hold the lock for milliseconds, a rebuild of the index for seconds."""
 _POLLS = ((1.0, 0.002), (10.0, 0.01), (math.inf, 0.05))

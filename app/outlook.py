@@ -11,7 +11,7 @@ from app.forecast import Load, forecast
 from app.histogram import Histogram, bucket_of
 from app.pace import begin_of, last_settled, settled_in_run, settled_since
 from app.snapshot import Counts, Eta, State
-from app.surroundings import clock_time
+from app.surroundings import clock_time, mapping
 from app.tally import KEEP_S, Counted
 
 _SETTLING_S = 3.0
@@ -54,13 +54,9 @@ class Scene:
     @property
     def served(self) -> float:
         """Which part of the samples in flight is being answered; the rest waits for a permit or a retry."""
-        calls = sum(int(n) for worker in self.workers for n in _mapping(worker.get("in_flight")).values())
+        calls = sum(int(n) for worker in self.workers for n in mapping(worker.get("in_flight")).values())
         busy = sum(int(worker.get("busy") or 0) for worker in self.workers)
         return min(1.0, calls / busy) if calls and busy else 1.0
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from app.records import Kind
+from app.records import RECORDED, Kind
 from app.snapshot import Rate, Rates
 from app.tally import Counted
 
@@ -14,7 +14,6 @@ NOW_S, FIVE_MINUTES_S = 60.0, 300.0
 CLOCK_SET_BACK_S = 60.0
 """What lies further ahead was noted before Redis' clock was set back, and says nothing of now."""
 _SHORTEST_SPAN_S = 1.0
-_SETTLED = (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED)
 
 
 def rates_of(counted: Sequence[Counted], *, now: float, end: float | None = None) -> Rates:
@@ -43,7 +42,7 @@ def measure(counted: Sequence[Counted], *, now: float, window_s: float) -> Rate:
     span = now - start
     if span < _SHORTEST_SPAN_S:
         return Rate()
-    sums = dict.fromkeys((*_SETTLED, "tokens"), 0)
+    sums = dict.fromkeys((*RECORDED, "tokens"), 0)
     for one, begin in zip(counted, begins, strict=True):
         for second, amounts in one.seconds.items():
             if max(start, begin) <= second <= now + CLOCK_SET_BACK_S:
@@ -63,7 +62,7 @@ def begin_of(counted: Counted, *, now: float) -> float:
 def settled_since(counted: Counted, start: float, *, now: float) -> int:
     """Return the samples of any outcome that were finished from that second on."""
     seen = (amounts for second, amounts in counted.seconds.items() if start <= second <= now + CLOCK_SET_BACK_S)
-    return sum(amounts.get(kind, 0) for amounts in seen for kind in _SETTLED)
+    return sum(amounts.get(kind, 0) for amounts in seen for kind in RECORDED)
 
 
 def settled_in_run(counted: Counted) -> int:
@@ -79,7 +78,7 @@ def last_settled(counted: Counted, *, now: float) -> float | None:
 
 
 def _whole_run(counted: Sequence[Counted], *, now: float) -> Rate:
-    sums = dict.fromkeys((*_SETTLED, "tokens"), 0)
+    sums = dict.fromkeys((*RECORDED, "tokens"), 0)
     span = 0.0
     for one in counted:
         if one.run is None:

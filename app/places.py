@@ -189,6 +189,9 @@ class Keys:
     <p>mill.<d>                list    Celery's queue of tickets (kombu)
     <p>extract.<d>             list    the same for a dataset of hidden states (its name ends in `.hidden`)
     <p>unacked, unacked_index  hash, zset   Celery's deliveries not yet acked (kombu)
+    <p>unacked_mutex           string  the worker that takes deliveries of the dead back just now (kombu); expires
+    <p>_kombu.binding*         set, zset   the routes to Celery's queues (kombu)
+    <p>write-probe             string  what a worker writes to see whether Redis takes writes again; expires
     """
 
     prefix: str = "mill:"

@@ -17,10 +17,11 @@ from app import broker, history, jsonl, manifest
 from app.broker import BrokerUrl
 from app.edges import first_and_last
 from app.errors import StoreError, UsageError
+from app.head import decode_head
 from app.histogram import Histogram, from_buckets
 from app.index import Entry, Index, Totals
 from app.ledger import Ledger
-from app.lock import LockedError
+from app.lock import LOOK_PATIENCE_S, LockedError
 from app.outlook import Scene
 from app.places import DatasetFolder, dataset_folder, folder_name, is_extraction
 from app.queue import Queue
@@ -33,8 +34,6 @@ from app.tally import Counted
 _BATCH = 5000
 """Lines taken into a scratch index at once."""
 _TAIL_BYTES = 65536
-_LOCK_PATIENCE_S = 5.0
-"""Seconds that numbers wait for a folder's lock; then they do without what was written last."""
 
 
 def take_snapshot(
@@ -203,11 +202,12 @@ def _unread_inputs(folder: DatasetFolder) -> list[str]:
 def read_totals(folder: DatasetFolder) -> tuple[Totals, list[str]]:
     """Return what a dataset folder holds, up to the last whole line, and what a person should know of it.
 
-    The index is brought up to date first; a folder that cannot be written is read instead.
+    The index is brought up to date first, or does without what was written last where the folder's lock is held for
+    long; a folder that cannot be written is read instead.
     """
     if not folder.path.is_dir():
         return Totals({}, {}), []
-    with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
+    with Ledger(folder, patience_s=LOOK_PATIENCE_S) as ledger:
         try:
             notes = _brought_up_to_date(ledger)
             totals, bad, twice = ledger.totals(), len(ledger.bad_lines()), ledger.duplicates()
@@ -227,15 +227,6 @@ def _brought_up_to_date(ledger: Ledger) -> list[str]:
         return [f"{error} The numbers are those of the last write."]
 
 
-class _Head(msgspec.Struct):
-    id: str
-    reason: str | None = None
-    usage: dict[str, Any] | None = None
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
-
-
 def scan_totals(folder: DatasetFolder) -> Totals:
     """Return the counts by reading every line; the folder is left as it is, in bounded memory."""
     with tempfile.TemporaryDirectory(prefix="promptmill-") as scratch:
@@ -246,11 +237,11 @@ def scan_totals(folder: DatasetFolder) -> Totals:
                 rows = list[tuple[str, Entry]]()
                 for line in jsonl.read_lines(folder.lines(kind)):
                     try:
-                        head = _decode_head(line.data)
+                        head = decode_head(line.data)
                     except (msgspec.DecodeError, UnicodeDecodeError):
                         continue
-                    tokens = (head.usage or {}).get("completion_tokens") or 0
-                    rows.append((head.id, Entry(kind, head.reason or "", 0, line.offset, len(line.data), tokens)))
+                    entry = Entry(kind, head.reason or "", head.round, line.offset, len(line.data), head.tokens)
+                    rows.append((head.id, entry))
                     if len(rows) >= _BATCH:
                         _merge(index, rows)
                 _merge(index, rows)

@@ -209,7 +209,7 @@ class Queue:
             pipe.hget(self.keys.paused, dataset)
             prompts, flights, failed, rejected, paused = pipe.execute()
         there = self.waiting_ids(dataset, [text(id_) for id_ in flights])
-        starts = [_flight(value) for id_, value in flights.items() if text(id_) in there]
+        starts = [read_flight(value) for id_, value in flights.items() if text(id_) in there]
         alive = self.living({owner for owner, _start in starts})
         now = self.now()
         flying = (now - start for owner, start in starts if owner in alive)
@@ -227,7 +227,7 @@ class Queue:
     def flights(self, dataset: str) -> dict[str, str]:
         """Return the samples that were taken and not given back or recorded yet, and who took each."""
         values = cast("dict[bytes, bytes]", self.client.hgetall(self.keys.flights(dataset)))
-        return {text(id_): _flight(value)[0] for id_, value in values.items()}
+        return {text(id_): read_flight(value)[0] for id_, value in values.items()}
 
     def drop_flights(self, dataset: str, ids: Sequence[str]) -> None:
         """Forget who asks those ids."""
@@ -357,7 +357,8 @@ def take_turn(client: Client, key: str, owner: str, *, for_s: float, longest_s: 
     return True
 
 
-def _flight(value: bytes) -> tuple[str, float]:
+def read_flight(value: bytes) -> tuple[str, float]:
+    """Return who asks a sample and since when, in Unix seconds, out of the hash of flights."""
     owner, _, start = text(value).rpartition("|")
     return owner, float(start or 0)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
-from app.histogram import Histogram, merge
+from app.histogram import Histogram, add_up, merge
 from app.index import Totals
 from app.outlook import Ahead, Scene, eta_of, quiet_since
 from app.pace import rates_of
@@ -201,7 +200,7 @@ def combine(parts: Sequence[Part], found: Sequence[Findings], scene: Scene, note
         tokens=_tokens(found, scene),
         eta=eta_of(ahead, scene),
         reasons=_add_reasons([part.reasons for part in parts]),
-        call_faults=_most_first(_add_faults([part.call_faults for part in parts])),
+        call_faults=_most_first(add_up(part.call_faults for part in parts)),
         oldest_in_flight_s=max(_known(part.oldest_in_flight_s for part in parts), default=None),
         # It stalls as a whole once the last one does.
         stalled_since=None if None in stalled else max(_known(stalled), default=None),
@@ -216,13 +215,6 @@ def _known(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _add_faults(faults: Sequence[Mapping[str, int]]) -> Counter[str]:
-    sums: Counter[str] = Counter()
-    for one in faults:
-        sums.update(one)
-    return sums
-
-
 def _add_counts(counts: Sequence[Counts]) -> Counts:
     sums: dict[str, int | None] = {}
     for field in Counts.__struct_fields__:
@@ -232,9 +224,5 @@ def _add_counts(counts: Sequence[Counts]) -> Counts:
 
 
 def _add_reasons(reasons: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
-    sums: dict[str, dict[str, int]] = {kind.value: {} for kind in (Kind.REJECTED, Kind.FAILED, Kind.REFUSED)}
-    for one in reasons:
-        for kind, by_reason in one.items():
-            for reason, n in by_reason.items():
-                sums[kind][reason] = sums[kind].get(reason, 0) + n
-    return sums
+    kinds = [kind.value for kind in (Kind.REJECTED, Kind.FAILED, Kind.REFUSED)]
+    return {kind: add_up(one.get(kind, {}) for one in reasons) for kind in kinds}

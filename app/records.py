@@ -41,6 +41,14 @@ class Kind(enum.StrEnum):
     ACCEPTED = "accepted"
 
 
+RECORDED = (Kind.FAILED, Kind.REJECTED, Kind.ACCEPTED)
+"""Kinds whose lines are records: of a sample that was asked, and not only taken."""
+ANSWERED = (Kind.REJECTED, Kind.ACCEPTED)
+"""Kinds whose records hold an answer."""
+ASKED_AGAIN = (Kind.FAILED, Kind.REJECTED)
+"""Kinds of which a sample may be asked again, and an id may have one line per round; of the others it has one."""
+
+
 class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a sample came from."""
 

@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -302,14 +302,20 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     known = {ENV_PREFIX + name.upper(): name for group in GROUPS for name in group.model_fields}
     given = {name: name for name in (os.environ if environ is None else environ)}
     given |= {name.upper(): f"{name} in .env" for name in _keys_of(Path(".env"), dotenv.dotenv_values)}
-    given |= {f"{ENV_PREFIX}{key.upper()}": f"{key} in promptmill.toml" for key in _keys_of(_TOML, _read_toml)}
-    sentences = []
-    for name, shown in sorted(given.items()):
-        if name.startswith(ENV_PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            sentences.append(f"{shown} is not a setting of promptmill and has no effect{hint}")
-    return sentences
+    unknown = {name: shown for name, shown in given.items() if name.startswith(ENV_PREFIX) and name not in known}
+    sentences = [_unknown(shown, name, known) for name, shown in unknown.items()]
+    fields = sorted(known.values())
+    for key in _keys_of(_TOML, _read_toml):
+        if key.lower() not in fields:
+            name = key.lower().removeprefix(ENV_PREFIX.lower())
+            sentences.append(_unknown(f"{key} in promptmill.toml", name, fields))
+    return sorted(sentences)
+
+
+def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"{shown} is not a setting of promptmill and has no effect{hint}"
 
 
 _TOML = Path("promptmill.toml")
@@ -411,23 +417,3 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
         for name in names
         if before.get(name) != after.get(name)
     ]
-
-
-__all__ = [
-    "BrokerSettings",
-    "GenerationSettings",
-    "LogSettings",
-    "QueueSettings",
-    "ServerSettings",
-    "StoreSettings",
-    "WorkerSettings",
-    "base_url",
-    "child_environment",
-    "compare",
-    "fingerprint",
-    "generation_from_content",
-    "load",
-    "secret_values",
-    "set_default_variable",
-    "unknown_variables",
-]

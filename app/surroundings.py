@@ -22,12 +22,12 @@ def read_endpoints(queue: Queue, workers: Sequence[Mapping[str, Any]]) -> list[E
     flights: dict[str, int] = {}
     bounds: dict[str, int] = {}
     for worker in workers:
-        for name, n in _mapping(worker.get("in_flight")).items():
+        for name, n in mapping(worker.get("in_flight")).items():
             flights[name] = flights.get(name, 0) + int(n)
-        for name, n in _mapping(worker.get("bound")).items():
+        for name, n in mapping(worker.get("bound")).items():
             bounds[name] = max(bounds.get(name, 0), int(n))
     latencies = _latencies(workers)
-    used = set(flights).union(*(_mapping(worker.get("held")) for worker in workers))
+    used = set(flights).union(*(mapping(worker.get("held")) for worker in workers))
     names = sorted(text(name) for name in cast("set[bytes]", queue.client.smembers(queue.keys.endpoints)))
     with queue.client.pipeline(transaction=False) as pipe:
         for name in names:
@@ -70,8 +70,8 @@ def _latencies(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return each endpoint's mean latency in seconds; a worker counts by its requests in flight."""
     sums: dict[str, tuple[float, float]] = {}
     for worker in workers:
-        in_flight = _mapping(worker.get("in_flight"))
-        for name, latency_s in _mapping(worker.get("latency_s")).items():
+        in_flight = mapping(worker.get("in_flight"))
+        for name, latency_s in mapping(worker.get("latency_s")).items():
             if latency_s is not None:
                 weight = max(1.0, float(in_flight.get(name, 0)))
                 seconds, weights = sums.get(name, (0.0, 0.0))
@@ -79,7 +79,8 @@ def _latencies(workers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: seconds / weights for name, (seconds, weights) in sums.items()}
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return a field of a heartbeat that holds something by name; nothing for one of another version's making."""
     return value if isinstance(value, dict) else {}
 
 

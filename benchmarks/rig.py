@@ -94,7 +94,7 @@ def redis_server(folder: Path) -> Iterator[RedisServer]:
 def model_server(folder: Path, *, latency_s: float, sigma: float = 0.5) -> Iterator[str]:
     """Run the fake model server in a process of its own and give its URL."""
     words = ["--port", "0", "--latency", str(latency_s), "--sigma", str(sigma), "--content-chars", str(ANSWER_CHARS)]
-    command = [sys.executable, "-m", "tests.support.model_server", *words]
+    command = [sys.executable, "-m", "producer.simulator.server", *words]
     with ManagedProcess(command, log_dir=folder / "logs", name="model", cwd=PROJECT_ROOT) as process:
         yield str(json.loads(process.wait_for_output("listening"))["listening"])
 

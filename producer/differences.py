@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from app.histogram import Histogram, bucket_of
+from app.histogram import Collector
 from app.index import Entry
 from app.ledger import Ledger
-from app.records import Kind, Message, Usage
+from app.records import ANSWERED, RECORDED, Kind, Message, Usage
 
-_RECORDED = (Kind.FAILED, Kind.REJECTED, Kind.ACCEPTED)
-_ANSWERED = (Kind.REJECTED, Kind.ACCEPTED)
 _QUANTILES = (0.05, 0.5, 0.95)
 _TELL_EVERY = 1000
 
@@ -90,24 +88,6 @@ class _Pair(NamedTuple):
     b: Entry | None
 
 
-class _Numbers:
-    """The values of one number: in 110 buckets, so that memory does not grow."""
-
-    def __init__(self) -> None:
-        self._counts = Counter[int]()
-        self._total = 0.0
-
-    def add(self, value: float | None) -> None:
-        if value is not None:
-            self._counts[bucket_of(value)] += 1
-            self._total += value
-
-    def spread(self) -> Spread:
-        histogram = Histogram(self._counts, self._total)
-        p5, p50, p95 = (histogram.quantile(share) for share in _QUANTILES)
-        return Spread(histogram.count, histogram.mean, p5, p50, p95)
-
-
 def compare(
     a: tuple[str, Ledger], b: tuple[str, Ledger], *, examples: int, on_progress: Callable[[str], None]
 ) -> Differences:
@@ -132,7 +112,7 @@ def compare(
             continue
         both += 1
         outcomes[_outcome(pair.a), _outcome(pair.b)] += 1
-        if pair.a.kind in _ANSWERED and pair.b.kind in _ANSWERED:
+        if pair.a.kind in ANSWERED and pair.b.kind in ANSWERED:
             answers.take(pair.id, (pair.a, pair.b))
     sides = [_side(names[n], kinds[n], only[n], answers.tokens[n], answers.latency[n]) for n in range(2)]
     rows = sorted(outcomes.items(), key=lambda row: (row[0][0] == row[0][1], -row[1], row[0]))
@@ -147,16 +127,22 @@ def compare(
     )
 
 
-def _side(name: str, kinds: Counter[Kind], only: int, tokens: _Numbers, latency: _Numbers) -> Side:
+def _side(name: str, kinds: Counter[Kind], only: int, tokens: Collector, latency: Collector) -> Side:
     return Side(
         dataset=name,
         accepted=kinds[Kind.ACCEPTED],
         rejected=kinds[Kind.REJECTED],
         failed=kinds[Kind.FAILED],
         only=only,
-        tokens=tokens.spread(),
-        latency_s=latency.spread(),
+        tokens=_spread(tokens),
+        latency_s=_spread(latency),
     )
+
+
+def _spread(values: Collector) -> Spread:
+    histogram = values.histogram()
+    p5, p50, p95 = (histogram.quantile(share) for share in _QUANTILES)
+    return Spread(histogram.count, histogram.mean, p5, p50, p95)
 
 
 def _pairs(ledgers: Sequence[Ledger]) -> Iterator[_Pair]:
@@ -168,7 +154,7 @@ def _pairs(ledgers: Sequence[Ledger]) -> Iterator[_Pair]:
 
 
 def _placed(side: int, ledger: Ledger) -> Iterator[tuple[str, int, Entry]]:
-    return ((id_, side, entry) for id_, entry in ledger.entries(*_RECORDED))
+    return ((id_, side, entry) for id_, entry in ledger.entries(*RECORDED))
 
 
 def _id_of(item: tuple[str, int, Entry]) -> str:
@@ -186,8 +172,8 @@ class _Answers:
         self._ledgers = ledgers
         self._most = examples
         self._biggest = list[tuple[int, str, tuple[Entry, Entry]]]()
-        self.tokens = (_Numbers(), _Numbers())
-        self.latency = (_Numbers(), _Numbers())
+        self.tokens = (Collector(), Collector())
+        self.latency = (Collector(), Collector())
         self.n = 0
         self.equal = 0
 
@@ -195,8 +181,10 @@ class _Answers:
         """Take a sample in that both have answered."""
         records = self._read(id_, entries)
         for side, record in enumerate(records):
-            self.tokens[side].add(record.usage.completion_tokens)
-            self.latency[side].add(record.latency_s)
+            if record.usage.completion_tokens is not None:
+                self.tokens[side].add(record.usage.completion_tokens)
+            if record.latency_s is not None:
+                self.latency[side].add(record.latency_s)
         self.n += 1
         is_equal = _said(records[0]) == _said(records[1])
         self.equal += is_equal

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import heapq
 import math
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from app.places import DatasetFolder
 from app.records import Kind, Verdict
 from app.rejudge import JUDGED, decode, relabel
 from app.verdict import Rules, judge
+from producer.scratch import growing, private_database
 
 _UNSOUND, _GOOD = 0, 1
 """Codes of a line; the other numbers are reasons for rejecting it."""
@@ -26,9 +26,10 @@ _STAYS, _MOVES, _CHANGES = 0, 1, 2
 _SCHEMA = """
 CREATE TABLE rejected (
     id TEXT PRIMARY KEY, last INTEGER NOT NULL, good INTEGER, taken INTEGER NOT NULL, batch INTEGER NOT NULL
-) WITHOUT ROWID;
+) WITHOUT ROWID
 """
 _MOST_REASONS = 65_535
+_SCRATCH = "of reclassify"
 
 
 class Line(NamedTuple):
@@ -81,9 +82,7 @@ class Judgements:
         self._files = {kind: _File() for kind in JUDGED}
         self._reasons = ["", ""]  # the places of the other two codes
         self._codes = dict[str, int]()
-        self._table = sqlite3.connect("", isolation_level=None)  # a private file that vanishes with the connection
-        self._table.executescript(_SCHEMA)
-        self._table.execute("BEGIN")
+        self._table = private_database(_SCHEMA, "BEGIN")
         self._changes = Counter[tuple[int, int]]()
         self._batch = 0
         self.changed = False
@@ -107,7 +106,7 @@ class Judgements:
         file.inode = inode
 
     def take(self, kind: Kind, data: bytes) -> None:
-        """Judge the next line of a file; the rejected ones first."""
+        """Judge the next line of a file; the rejected ones first. Raises DiskFullError."""
         file = self._files[kind]
         number, last = len(file.codes), file.moments[-1] if file.moments else -math.inf
         try:
@@ -121,10 +120,11 @@ class Judgements:
         reason = judge(answered, self._rules).reason
         code = self._code(reason) if reason else _GOOD
         self._note(file, code, self._code(answered.reason or ""), max(last, answered.finished_at or last))
-        if kind is Kind.REJECTED:
-            self._take_rejected(answered.id, number, good=code == _GOOD)
-        else:
-            self._take_accepted(file, answered.id, number)
+        with growing(_SCRATCH):
+            if kind is Kind.REJECTED:
+                self._take_rejected(answered.id, number, good=code == _GOOD)
+            else:
+                self._take_accepted(file, answered.id, number)
 
     def _note(self, file: _File, code: int, before: int, moment: float) -> None:
         file.codes.append(code)
@@ -175,19 +175,22 @@ class Judgements:
     # Deciding
 
     def settle(self) -> None:
-        """Decide on the rejected lines that were taken in since the last time."""
-        file = self._files[Kind.REJECTED]
+        """Decide on the rejected lines that were taken in since the last time. Raises DiskFullError."""
         query = "SELECT last, good, taken, batch FROM rejected WHERE batch = ?"
-        for row in map(_Row._make, self._table.execute(query, (self._batch,))):
-            now = file.codes[row.last]
-            if row.good is not None:
-                file.actions[row.good], now = _MOVES, _GOOD
-            elif not row.taken and now != file.before[row.last]:
-                file.actions[row.last] = _CHANGES
-            if not row.taken:
-                self._changes[file.before[row.last], now] += 1
-            self.changed |= row.good is not None or file.actions[row.last] == _CHANGES
+        with growing(_SCRATCH):
+            for row in map(_Row._make, self._table.execute(query, (self._batch,))):
+                self._settle(self._files[Kind.REJECTED], row)
         self._batch += 1
+
+    def _settle(self, file: _File, row: _Row) -> None:
+        now = file.codes[row.last]
+        if row.good is not None:
+            file.actions[row.good], now = _MOVES, _GOOD
+        elif not row.taken and now != file.before[row.last]:
+            file.actions[row.last] = _CHANGES
+        if not row.taken:
+            self._changes[file.before[row.last], now] += 1
+        self.changed |= row.good is not None or file.actions[row.last] == _CHANGES
 
     def changes(self) -> Counter[tuple[str, str]]:
         """Return (verdict before, verdict now) -> samples, in words."""

@@ -15,9 +15,9 @@ LOOK_S = 5.0
 """Seconds between two looks at a log's size."""
 
 
-def set_aside(log: Path, *, keep: int = KEPT) -> None:
+def set_aside(log: Path) -> None:
     """Make `name.log` `name.log.1`, and so on; the oldest goes. Raises OSError."""
-    for number in range(keep - 1, 0, -1):
+    for number in range(KEPT - 1, 0, -1):
         older = _aside(log, number)
         if older.exists():
             older.replace(_aside(log, number + 1))

@@ -19,7 +19,7 @@ from app.lock import FolderLock, LockedError
 from app.manifest import Manifest
 from app.places import is_extraction
 from app.queue import Queue
-from app.records import Kind
+from app.records import ASKED_AGAIN, Kind
 from app.rejudge import JUDGED, rules_of
 from producer.judgements import Judgements, Line
 from producer.rewrite import check_room
@@ -86,7 +86,7 @@ def tell_redis(queue: Queue, ledger: Ledger, dataset: str, entry: manifest.Setti
         return 0
     queue.register(dataset, entry.fingerprint, entry.content)
     dropped = 0
-    for kind in (Kind.FAILED, Kind.REJECTED):
+    for kind in ASKED_AGAIN:
         members = map(text, queue.client.sscan_iter(queue.keys.again(dataset, kind), count=_CHUNK))
         while ids := list(itertools.islice(members, _CHUNK)):
             done = [id_ for id_, known in ledger.look_up(ids).items() if known.kind is Kind.ACCEPTED]

@@ -22,11 +22,12 @@ from app.lock import FolderLock, LockedError
 from app.manifest import Manifest
 from app.places import FILE_OF_KIND, is_extraction
 from app.queue import Queue
-from app.records import Kind, KnownSample, Sample, encode_line
+from app.records import ASKED_AGAIN, RECORDED, Kind, KnownSample, Sample, encode_line
 from app.retry import carry_settings
 from producer.rewrite import Moved, rewrite
 from producer.scan import Question, Scan
 from producer.soundness import Piece, is_named_rightly, record_of, true_names
+from producer.texts import subject
 from producer.verify import LOOK_AGAIN_S, Audit, enqueue_command
 
 _SHOWN = 5
@@ -41,7 +42,6 @@ _PLANNED = {
 }
 """What was done, as what would be."""
 _CHUNK = 500
-_RECORDED = frozenset({Kind.FAILED, Kind.REJECTED, Kind.ACCEPTED})
 
 _decode_sample = msgspec.json.Decoder(Sample).decode
 
@@ -131,7 +131,7 @@ class _Mender:
         """Write the files with flaws anew."""
         misnamed = self._count_misnamed()
         for kind, flaws in self._found.flaws.items():
-            if not flaws and not (misnamed and kind in _RECORDED):
+            if not flaws and not (misnamed and kind in RECORDED):
                 continue
             moved = Moved(bad=flaws.bad + misnamed[kind], repeated=flaws.repeated)
             if not self._dry_run:
@@ -170,7 +170,7 @@ class _Mender:
         for ids in self._found.pages(Question.FOREIGN):
             for id_, entry in self._ledger.look_up(ids).items():
                 with contextlib.suppress(StoreError):  # the index lies, and is made anew
-                    counts[entry.kind] += entry.kind in _RECORDED and self._is_edited(self._ledger.read(entry, id_))
+                    counts[entry.kind] += entry.kind in RECORDED and self._is_edited(self._ledger.read(entry, id_))
         return counts
 
     def _is_misnamed(self, piece: Piece) -> bool:
@@ -305,7 +305,7 @@ class _Mender:
             samples = [
                 msgspec.structs.replace(_decode_sample(self._ledger.read(entry, id_)), round=entry.round + 1)
                 for id_, entry in entries.items()
-                if entry.kind in {Kind.FAILED, Kind.REJECTED}
+                if entry.kind in ASKED_AGAIN
             ]
             if self._dry_run:
                 queued += len(samples)
@@ -335,10 +335,9 @@ class _Mender:
         for ids in self._audit.missing_pages():
             # A record that was rescued just now is done, and a failed one has its prompt.
             known = self._ledger.look_up(ids)
-            missing += sum(id_ not in known or known[id_].kind not in _RECORDED for id_ in ids)
+            missing += sum(id_ not in known or known[id_].kind not in RECORDED for id_ in ids)
         if missing:
-            which = "1 sample is" if missing == 1 else f"{missing:,} samples are"
             self._said.append(
-                f"{which} neither done nor in Redis, and the prompts are only in their source: run "
-                f"{enqueue_command(self._known)}, with the options of the first time."
+                f"{subject(missing, 'sample')} neither done nor in Redis, and the prompts are only in their source: "
+                f"run {enqueue_command(self._known)}, with the options of the first time."
             )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -12,9 +11,9 @@ from typing import BinaryIO, Self
 from app import jsonl
 from app.errors import DiskFullError
 from app.ledger import Ledger
-from app.records import Kind
+from app.records import ASKED_AGAIN, Kind
 from app.settings import MIN_FREE_DISK_BYTES
-from producer.scan import ASKED_AGAIN
+from producer.scratch import growing, private_database
 from producer.soundness import Piece, pieces
 
 GROWTH = 1.4
@@ -50,7 +49,7 @@ def rewrite(
     kind: Kind,
     dataset: str,
     *,
-    is_misnamed: Callable[[Piece], bool] = lambda _piece: False,
+    is_misnamed: Callable[[Piece], bool],
     on_progress: Callable[[str], None],
 ) -> Moved:
     """Move what is no sound record, or repeats one, from a file to the quarantine file; writers wait meanwhile.
@@ -59,7 +58,8 @@ def rewrite(
 
     The file is replaced at once by one that is durable, after what it lacks is durable in the quarantine file. Killed
     at any point it leaves the old file or the new one, and at worst some bytes in the quarantine file twice.
-    Raises StoreError, and DiskFullError before anything is done where there is too little space.
+    Raises StoreError, and DiskFullError: before anything is done where there is too little space, and where the
+    temporary folder is full.
     """
     path, moved = ledger.folder.lines(kind), Moved()
     with ledger.locked():
@@ -69,8 +69,9 @@ def rewrite(
         check_room(path, int(size * GROWTH), again="producer verify --repair")
         with _Scratch() as scratch, jsonl.replacing(path) as file:
             lines = (_judged(line, kind, dataset, is_misnamed) for line in _watched(path, on_progress))
-            _sort(lines, kind, scratch=scratch, keep=file, moved=moved)
-            quarantine(ledger.folder.quarantine, path, scratch.cuts())
+            with growing("of verify --repair"):
+                _sort(lines, kind, scratch=scratch, keep=file, moved=moved)
+                quarantine(ledger.folder.quarantine, path, scratch.cuts())
     return moved
 
 
@@ -144,12 +145,11 @@ class _Scratch:
     """The ids that were met and the places that are cut, in a private file that vanishes with the connection."""
 
     def __init__(self) -> None:
-        self._table = sqlite3.connect("", isolation_level=None)
-        self._table.executescript(
-            "CREATE TABLE met (id TEXT, round INTEGER, PRIMARY KEY (id, round)) WITHOUT ROWID;"
-            "CREATE TABLE cuts (offset INTEGER, length INTEGER, reason TEXT);"
+        self._table = private_database(
+            "CREATE TABLE met (id TEXT, round INTEGER, PRIMARY KEY (id, round)) WITHOUT ROWID",
+            "CREATE TABLE cuts (offset INTEGER, length INTEGER, reason TEXT)",
+            "BEGIN",
         )
-        self._table.execute("BEGIN")
 
     def __enter__(self) -> Self:
         return self

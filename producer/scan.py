@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -13,7 +12,8 @@ import msgspec
 
 from app import jsonl
 from app.places import DatasetFolder
-from app.records import Kind
+from app.records import ASKED_AGAIN, RECORDED, Kind
+from producer.scratch import growing, private_database
 from producer.soundness import Judgement, judge
 
 _PAGE = 1000
@@ -23,18 +23,20 @@ _TELL_EVERY = 1000
 _BIT = {kind: 1 << place for place, kind in enumerate(Kind)}
 """REFUSED < PENDING < FAILED < REJECTED < ACCEPTED: the highest bit says what an id is."""
 _KNOWN = _BIT[Kind.PENDING] | _BIT[Kind.REFUSED]
-_RECORDED = _BIT[Kind.FAILED] | _BIT[Kind.REJECTED] | _BIT[Kind.ACCEPTED]
-ASKED_AGAIN = (Kind.FAILED, Kind.REJECTED)
-"""Kinds of which an id may have one line per round; of the others it has one."""
+_RECORDED = sum(_BIT[kind] for kind in RECORDED)
 _ONE_LINE = sum(bit for kind, bit in _BIT.items() if kind not in ASKED_AGAIN)
-_SCHEMA = """
+"""Kinds of which an id has one line; of the others it may have one per round."""
+_IDS = """
 CREATE TABLE ids (
     id TEXT PRIMARY KEY, kinds INTEGER NOT NULL DEFAULT 0, repeats INTEGER NOT NULL DEFAULT 0,
-    waits INTEGER NOT NULL DEFAULT 0, again INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+    waits INTEGER NOT NULL DEFAULT 0, again INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID
+"""
+_ROUNDS = """
 CREATE TABLE rounds (
     id TEXT NOT NULL, bit INTEGER NOT NULL, round INTEGER NOT NULL, n INTEGER NOT NULL DEFAULT 1,
-    PRIMARY KEY (id, bit, round)) WITHOUT ROWID;
+    PRIMARY KEY (id, bit, round)) WITHOUT ROWID
 """
+_SCRATCH = "of verify"
 
 
 class Waits(enum.IntEnum):
@@ -109,11 +111,13 @@ class Bad(msgspec.Struct, frozen=True):
 
 
 class Scan:
-    """What the files say, line by line, and what Redis says of the same ids."""
+    """What the files say, line by line, and what Redis says of the same ids, in a private temporary file.
+
+    Everything raises DiskFullError when that cannot grow.
+    """
 
     def __init__(self) -> None:
-        self._table = sqlite3.connect("", isolation_level=None)  # a private file that vanishes with the connection
-        self._table.executescript(_SCHEMA)
+        self._table = private_database(_IDS, _ROUNDS)
         self.bad = list[Bad]()
         """The first bad lines."""
         self.flaws = {kind: Flaws() for kind in Kind}
@@ -132,7 +136,7 @@ class Scan:
         sizes: Mapping[Kind, int],
         *,
         dataset: str,
-        on_progress: Callable[[str], None] = lambda _words: None,
+        on_progress: Callable[[str], None],
     ) -> None:
         """Take in every line that begins before its file's given size; hear how far it is, in words."""
         for kind, size in sizes.items():
@@ -142,7 +146,7 @@ class Scan:
             while batch := list(itertools.islice(found, _BATCH)):
                 self._take(kind, bit, batch)
             query = f"SELECT count(*) FROM ids WHERE repeats & {bit} != 0"  # noqa: S608 an integer
-            self.flaws[kind].repeated = int(self._table.execute(query).fetchone()[0])
+            self.flaws[kind].repeated = int(self._rows(query)[0][0])
 
     def _take(self, kind: Kind, bit: int, lines: Sequence[Judgement]) -> None:
         self._upsert(
@@ -197,56 +201,62 @@ class Scan:
 
     def forget_files(self) -> None:
         """Forget all that the files said."""
-        self._table.executescript(
-            "DELETE FROM rounds; DELETE FROM ids WHERE waits = 0 AND again = 0; UPDATE ids SET kinds = 0, repeats = 0;"
-        )
+        self._rows("DELETE FROM rounds")
+        self._rows("DELETE FROM ids WHERE waits = 0 AND again = 0")
+        self._rows("UPDATE ids SET kinds = 0, repeats = 0")
         self.bad.clear()
         self.flaws = {kind: Flaws() for kind in Kind}
 
     def forget_waiting(self) -> None:
         """Forget all that Redis said."""
-        self._table.execute("UPDATE ids SET waits = 0, again = 0")
+        self._rows("UPDATE ids SET waits = 0, again = 0")
 
     def _upsert(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         iterator = iter(rows)
         while batch := list(itertools.islice(iterator, _BATCH)):
-            self._table.execute("BEGIN")
-            self._table.executemany(statement, batch)
-            self._table.execute("COMMIT")
+            with growing(_SCRATCH):
+                self._table.execute("BEGIN")
+                self._table.executemany(statement, batch)
+                self._table.execute("COMMIT")
+
+    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        # Reading may write too: what was changed last is still in memory, and makes room.
+        with growing(_SCRATCH):
+            return self._table.execute(statement, values).fetchall()
 
     # Telling
 
     def groups(self) -> list[Group]:
         """Return how many ids are alike; ids that only Redis knows are left out."""
-        rows = self._table.execute("SELECT kinds, waits, again, count(*) FROM ids WHERE kinds != 0 GROUP BY 1, 2, 3")
+        rows = self._rows("SELECT kinds, waits, again, count(*) FROM ids WHERE kinds != 0 GROUP BY 1, 2, 3")
         found = []
         for kinds, waits, again, n in rows:
             kind = max((kind for kind in Kind if kinds & _BIT[kind]), key=_BIT.__getitem__)
-            found.append(Group(kind, Waits(waits), bool(again) and kind in {Kind.FAILED, Kind.REJECTED}, n))
+            found.append(Group(kind, Waits(waits), bool(again) and kind in ASKED_AGAIN, n))
         return found
 
     def count(self, question: Question) -> int:
         """Return how many ids the question is about."""
         query = f"SELECT count(*) FROM ids WHERE {question.value}"  # noqa: S608 constants
-        return int(self._table.execute(query).fetchone()[0])
+        return int(self._rows(query)[0][0])
 
     def holds(self, question: Question, id_: str) -> bool:
         """Tell whether the question is about that id."""
         query = f"SELECT 1 FROM ids WHERE id = ? AND {question.value}"  # noqa: S608 constants
-        return self._table.execute(query, (id_,)).fetchone() is not None
+        return bool(self._rows(query, id_))
 
     def pages(self, question: Question, *, size: int = _PAGE) -> Iterator[list[str]]:
         """Yield those ids in order, a page at a time."""
         query = f"SELECT id FROM ids WHERE {question.value} AND id > ? ORDER BY id LIMIT ?"  # noqa: S608 constants
         last = ""
-        while page := [row[0] for row in self._table.execute(query, (last, size))]:
+        while page := [row[0] for row in self._rows(query, last, size)]:
             yield page
             last = page[-1]
 
     def repeated(self, kind: Kind, n: int) -> list[str]:
         """Return the first `n` ids that more than one line of that kind has."""
         query = "SELECT id FROM ids WHERE repeats & ? != 0 ORDER BY id LIMIT ?"
-        return [row[0] for row in self._table.execute(query, (_BIT[kind], n))]
+        return [row[0] for row in self._rows(query, _BIT[kind], n)]
 
     def first(self, question: Question, n: int) -> list[str]:
         """Return the first `n` of those ids."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
 
-from app.errors import DiskFullError
-
-CACHE_KIB = 16 * 1024
+from producer.scratch import growing, private_database
 
 _SAMPLE = b"s"
 _SOURCE_ID = b"i"
@@ -46,11 +43,7 @@ class Seen:
     """
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = OFF")
-        self._db.execute("PRAGMA synchronous = OFF")
-        self._db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
-        self._db.execute("CREATE TABLE met (key INTEGER PRIMARY KEY, place INTEGER NOT NULL)")
+        self._db = private_database("CREATE TABLE met (key INTEGER PRIMARY KEY, place INTEGER NOT NULL)")
 
     def __enter__(self) -> Self:
         return self
@@ -116,15 +109,10 @@ class Seen:
         return dict(found.fetchall())
 
     def _write(self, statement: str, rows: list[tuple[int, int]]) -> None:
-        try:
+        with growing("that tells equal rows apart"):
             self._db.execute("BEGIN")
             self._db.executemany(statement, sorted(rows))
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise DiskFullError(
-                f"The temporary file that tells equal rows apart cannot grow ({error}); "
-                "free space in the temporary folder, or name another one with SQLITE_TMPDIR."
-            ) from error
 
 
 def _key(space: bytes, text: str) -> int:

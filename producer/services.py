@@ -24,6 +24,7 @@ SPARE_SLOTS = 8
 """Slots of a worker beyond its share of the requests in flight, so that the next sample always waits ready."""
 WORKER_START_S = 90
 FLOWER_START_S = 60
+BESIDE_START_S = 60
 STOP_S = 10
 """Seconds in which Flower and what runs beside the workers must end, and the workers after their drain."""
 
@@ -118,9 +119,7 @@ class LocalServices:
             service_book.write(self.store.state, Services())
             return tuple(process.name for process in services.all)
 
-    def run_beside(
-        self, name: str, command: Sequence[str], *, is_ready: Callable[[], bool], ready_s: float = 60
-    ) -> Process:
+    def run_beside(self, name: str, command: Sequence[str], *, is_ready: Callable[[], bool]) -> Process:
         """Start a process that `down` stops too, and wait until it is ready; one of that name that runs is kept.
 
         Raises MillError quoting its log when it ends or is not ready in time.
@@ -134,7 +133,7 @@ class LocalServices:
                 with processes.uninterrupted():
                     process = self._spawn(name, command)
                     self._write(services, beside=(*services.beside, process))
-                self._require_ready(process, is_ready, seconds=ready_s)
+                self._require_ready(process, is_ready, seconds=BESIDE_START_S)
             return process
 
     def run_extractors(self, count: int, *, concurrency: int | None = None) -> tuple[str, ...]:

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from app.errors import DiskFullError
 from producer.formats.rows import Row
+from producer.scratch import growing, private_database
 
-CACHE_KIB = 16 * 1024
 _ROWS_PER_WRITE = 500
 
 _encode = msgspec.json.Encoder(enc_hook=lambda _: None).encode
@@ -26,17 +25,9 @@ def shuffled(rows: Iterable[Row], seed: int, limit: int | None) -> Iterator[Row]
     The same rows in another order give the same order; a row that is added or taken away moves no other. All rows are
     read before the first is given: they wait in a private temporary file. Raises DiskFullError when it cannot grow.
     """
-    with contextlib.closing(sqlite3.connect("", isolation_level=None)) as spool:
-        for statement in ("journal_mode = OFF", "synchronous = OFF", f"cache_size = -{CACHE_KIB}"):
-            spool.execute(f"PRAGMA {statement}")
-        spool.execute("CREATE TABLE spool (key INTEGER, row BLOB)")
-        try:
+    with contextlib.closing(private_database("CREATE TABLE spool (key INTEGER, row BLOB)")) as spool:
+        with growing("for --shuffle"):
             _fill(spool, rows, seed, limit)
-        except sqlite3.OperationalError as error:
-            raise DiskFullError(
-                f"The temporary file for --shuffle cannot grow ({error}); free space in the temporary folder, or name "
-                "another one with SQLITE_TMPDIR."
-            ) from error
         bound = -1 if limit is None else limit
         for (row,) in spool.execute("SELECT row FROM spool ORDER BY key, rowid LIMIT ?", (bound,)):
             yield _decode(row)

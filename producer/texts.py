@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 SHOWN_CHARS = 2000
 """A text is cut here on the screen, in its middle."""
@@ -16,6 +16,11 @@ def harmless(text: str) -> str:
 def counted(n: int, noun: str) -> str:
     """Return a number with its noun: `1 sample`, `1,200 samples`."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def subject(n: int, noun: str) -> str:
+    """Return a number with its noun and verb, to begin a sentence: `1 sample is`, `1,200 samples are`."""
+    return f"{counted(n, noun)} {'is' if n == 1 else 'are'}"
 
 
 def cut(text: str, chars: int | None = SHOWN_CHARS) -> str:
@@ -32,10 +37,10 @@ def one_line(text: str, chars: int) -> str:
     return harmless(words if len(words) <= chars and len(text) <= 4 * chars else f"{words[: chars - 4]} ...")
 
 
-def table(rows: Sequence[Sequence[str]], *, left: int = 1) -> Iterator[str]:
-    """Yield rows as harmless lines with aligned columns, the first ones to the left and the others to the right."""
+def table(rows: Sequence[Sequence[str]], *, left: Container[int] = (0,)) -> Iterator[str]:
+    """Yield rows as harmless lines with aligned columns, those in `left` to the left and the others to the right."""
     shown = [tuple(map(harmless, row)) for row in rows]
     wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         cells = zip(row, wide, strict=True)
-        yield "  ".join(f"{cell:<{w}}" if n < left else f"{cell:>{w}}" for n, (cell, w) in enumerate(cells)).rstrip()
+        yield "  ".join(f"{cell:<{w}}" if n in left else f"{cell:>{w}}" for n, (cell, w) in enumerate(cells)).rstrip()

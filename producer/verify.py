@@ -18,6 +18,7 @@ from app.records import Kind
 from producer.accounts import Counts, Report
 from producer.scan import Question, Scan, Waits
 from producer.states import check_files
+from producer.texts import subject
 from producer.waiting import note_redis
 
 LOOK_AGAIN_S = 1.0
@@ -191,7 +192,7 @@ class Audit:
             (counts.failed, f"failed; ask again with producer retry {self.dataset}"),
         ):
             if number:
-                said.append(f"{_times(number, 'sample')} {what}.")
+                said.append(f"{subject(number, 'sample')} {what}.")
         if not counts.samples:
             self.notes.append("There are no samples.")
         return said
@@ -206,12 +207,12 @@ class Audit:
             if flaws.repeated:
                 first = _examples(found.repeated(kind, _SHOWN), flaws.repeated)
                 where = f"on more than one line of {FILE_OF_KIND[kind]}"
-                self._problems.append(f"{_times(flaws.repeated, 'id')} {where}: {first}.")
+                self._problems.append(f"{subject(flaws.repeated, 'id')} {where}: {first}.")
         if n := found.count(Question.FOREIGN):
             first = _examples(found.first(Question.FOREIGN, _SHOWN), n)
-            self._problems.append(f"{_times(n, 'recorded or queued id')} in no samples.jsonl: {first}.")
+            self._problems.append(f"{subject(n, 'recorded or queued id')} in no samples.jsonl: {first}.")
         if bad := sum(flaws.bad for flaws in found.flaws.values()):
-            self._problems.append(f"{_times(bad, 'line')} no sound record.")
+            self._problems.append(f"{subject(bad, 'line')} no sound record.")
         for kind, flaws in found.flaws.items():
             if flaws.torn:
                 file = FILE_OF_KIND[kind]
@@ -260,7 +261,7 @@ class Audit:
                 )
         for path, what in ((folder.torn, "torn line"), (folder.quarantine, "piece")):
             if cut := sum(1 for _line in jsonl.read_lines(path)):
-                self.notes.append(f"{_times(cut, what)} kept in {path.name}.")
+                self.notes.append(f"{subject(cut, what)} kept in {path.name}.")
         if any(found.flaws.values()) or found.count(Question.FOREIGN) or self.index_differences():
             self.notes.append(f"producer verify --repair {self.dataset} mends the files; nothing is deleted.")
 
@@ -273,7 +274,7 @@ class Audit:
             again = shlex.join(["producer", "extract", self.dataset])
             first = "; ".join(found.examples[:1])
             self._problems.append(
-                f"{_times(found.bad, 'recorded file')} missing or damaged ({first}); {again} makes them anew."
+                f"{subject(found.bad, 'recorded file')} missing or damaged ({first}); {again} makes them anew."
             )
 
 
@@ -288,10 +289,6 @@ def enqueue_command(known: manifest.Manifest) -> str:
         for entry in known.sources[-_SHOWN:]
     ]
     return " and ".join(words)
-
-
-def _times(n: int, what: str) -> str:
-    return f"1 {what} is" if n == 1 else f"{n:,} {what}s are"
 
 
 def _examples(ids: Sequence[str], n: int) -> str:

@@ -7,7 +7,7 @@ from typing import cast
 
 from app.broker import text
 from app.queue import Queue
-from app.records import Kind
+from app.records import ASKED_AGAIN
 from producer.scan import Scan, Waits
 
 
@@ -32,5 +32,5 @@ def _note_payloads(queue: Queue, dataset: str, found: Scan) -> None:
     alive = queue.living(set(owners.values()))
     found.note_progress((id_ for id_, owner in owners.items() if owner in alive), Waits.FLYING)
     found.note_progress((id_ for id_, owner in owners.items() if owner not in alive), Waits.ORPHANED)
-    for kind in (Kind.FAILED, Kind.REJECTED):
+    for kind in ASKED_AGAIN:
         found.note_again(map(text, cast("set[bytes]", client.smembers(keys.again(dataset, kind)))))

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from app.settings import ENV_PREFIX
+from producer.simulator.server import ModelServer
 from tests.support.mill import Mill
-from tests.support.model_server import ModelServer
 from tests.support.redis_server import RedisServer, find_redis_binary
 
 for _name in [name for name in os.environ if name.startswith(ENV_PREFIX)]:  # noqa: TID251  a developer's settings must not leak in

@@ -81,6 +81,8 @@ class Outcome:
 class _Tries:
     """The failed calls of one sample so far."""
 
+    started_at: float = dataclasses.field(default_factory=time.time)
+    """Unix seconds."""
     calls: int = 0
     counted: int = 0
     excused: int = 0
@@ -127,25 +129,16 @@ class Caller:
         before a call with parameters that the server would not act on, Suspected when `on_death` says so, and Held
         instead of a call while `is_held` says so.
         """
-        tries, started_at = _Tries(), time.time()
-        seed = None if generation.seed is None else sample_seed(generation.seed, sample.id)
+        tries = _Tries()
         avoid: Endpoint | None = None
         while True:
             endpoint = await self._endpoints.acquire(avoid)
             begun = _Begun(endpoint, time.monotonic(), endpoint.back_at)
-            model, request_id = generation.model, f"{sample.id}-r{sample.round}-a{tries.calls + 1}"
             try:
                 if is_held():
                     raise Held
-                model = model or await model_of(endpoint)
-                request = Request(
-                    messages=sample.messages,
-                    tools=sample.tools,
-                    model=model or "default",
-                    sampling=generation.sampling(),
-                    seed=seed,
-                    request_id=request_id,
-                )
+                model = generation.model or await model_of(endpoint)
+                request = _request(sample, generation, model, call=tries.calls + 1)
                 await endpoint.client.identify()
                 if why := endpoint.client.refusal(request):
                     raise ParametersRefusedError(f"{endpoint.shown}: {why}")
@@ -163,21 +156,7 @@ class Caller:
                 await self._endpoints.pause(self._pause_s(fault, tries))
                 avoid = endpoint
                 continue
-            return Outcome(
-                completion=answer.completion if answer else None,
-                fault=fault,
-                endpoint=endpoint.shown,
-                protocol=endpoint.client.name,
-                attempts=tries.calls,
-                faults=tries.faults[-_KEPT_FAULTS:],
-                started_at=started_at,
-                finished_at=time.time(),
-                latency_s=answer.latency_s if answer else None,
-                request_id=request_id,
-                model=(answer.completion.model if answer else None) or model,
-                seed=seed,
-                backend=endpoint.client.backend.label,
-            )
+            return _outcome(endpoint, request, tries, answer, fault, model=model)
 
     async def _call(
         self, endpoint: Endpoint, request: Request, sample_id: str, tries: _Tries
@@ -255,6 +234,45 @@ class Caller:
             max_s=self._limits.backoff_max_s,
             random=random.random,
         )
+
+
+def _request(sample: Sample, generation: GenerationSettings, model: str | None, *, call: int) -> Request:
+    """Return what a sample's call with that number, from 1 on, asks."""
+    return Request(
+        messages=sample.messages,
+        tools=sample.tools,
+        model=model or "default",
+        sampling=generation.sampling(),
+        seed=None if generation.seed is None else sample_seed(generation.seed, sample.id),
+        request_id=f"{sample.id}-r{sample.round}-a{call}",
+    )
+
+
+def _outcome(
+    endpoint: Endpoint,
+    request: Request,
+    tries: _Tries,
+    answer: Answer | None,
+    fault: Fault | None,
+    *,
+    model: str | None,
+) -> Outcome:
+    """Return what came of the last call, which ends now; `model` is the one asked for, where one is known."""
+    return Outcome(
+        completion=answer.completion if answer else None,
+        fault=fault,
+        endpoint=endpoint.shown,
+        protocol=endpoint.client.name,
+        attempts=tries.calls,
+        faults=tries.faults[-_KEPT_FAULTS:],
+        started_at=tries.started_at,
+        finished_at=time.time(),
+        latency_s=answer.latency_s if answer else None,
+        request_id=request.request_id,
+        model=(answer.completion.model if answer else None) or model,
+        seed=request.seed,
+        backend=endpoint.client.backend.label,
+    )
 
 
 def _its_own(fault: Fault, tries: _Tries, endpoint: Endpoint) -> Fault:

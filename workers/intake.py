@@ -10,11 +10,11 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import redis.exceptions
 
-from app import logs
+from app import logs, manifest
 from app.errors import DiskFullError, MillError, StoreError
 from app.jsonl import Mending
 from app.lane import Taken
@@ -73,6 +73,41 @@ class Intake:
         self._recorder = recorder
         self._stopping = stopping
         self._doors: dict[str, _Door] = {}
+        self._lock = threading.Lock()
+        self._running = set[Ticket]()
+
+    @property
+    def busy(self) -> int:
+        """Tickets that are being worked on."""
+        return len(self._running)
+
+    @property
+    def datasets(self) -> set[str]:
+        """The datasets of those tickets."""
+        with self._lock:
+            return {ticket.dataset for ticket in self._running}
+
+    def work_on(self, ticket: Ticket, work: Callable[[Ticket], str | None]) -> None:
+        """Let a slot do a ticket's work, which returns why the sample was given up, if it was.
+
+        Nothing is done for a second copy of a ticket that this worker is working on.
+        Raises SampleFailed when the sample was given up (and that is durable), HandedBack when the worker ends first
+        or the sample has to wait.
+        """
+        if self._stopping():
+            raise HandedBack
+        with self._lock:
+            if ticket in self._running:
+                return
+            self._running.add(ticket)
+        try:
+            with self._care(ticket):
+                failure = work(ticket)
+        finally:
+            with self._lock:
+                self._running.discard(ticket)
+        if failure:
+            raise SampleFailed(failure)
 
     def prepare(self, ticket: Ticket, look_up: Callable[[Ticket], _Job | None]) -> _Job | None:
         """Return what `look_up` finds is to be done, waiting while Redis or the disk is away; None: nothing.
@@ -161,29 +196,52 @@ class Intake:
             door.ledger = ledger
             return ledger
 
+    def settings_of(self, dataset: str, fingerprint: str) -> dict[str, Any] | None:
+        """Return the content of the settings that samples were enqueued with, from Redis or else from the manifest.
+
+        None where neither knows them. Raises StoreError when the manifest, or its folder, cannot be used.
+        """
+        content = self._books.settings(dataset, fingerprint)
+        if content is None:
+            known = manifest.read(self.open(dataset))
+            entries = known.settings if known else []
+            content = next((entry.content for entry in entries if entry.fingerprint == fingerprint), None)
+        return content
+
     def _is_open(self, dataset: str) -> bool:
         door = self._doors.get(dataset)
         return door is not None and door.ledger is not None
 
     @contextlib.contextmanager
-    def care(self, ticket: Ticket) -> Iterator[None]:
+    def _care(self, ticket: Ticket) -> Iterator[None]:
         """Let go of the sample if the work on it ends in an error, and pause its dataset where others would end so.
 
         What is no bug is raised as HandedBack.
         """
         try:
-            yield
-        except BaseException as error:
-            self.release(ticket)
-            if isinstance(error, HandedBack):
-                raise
-            if self._stopping() and isinstance(error, (concurrent.futures.CancelledError, MillError)):
-                raise HandedBack from error
-            if isinstance(error, MillError):
+            with self._released_on_error(ticket):
+                yield
+        except HandedBack:
+            raise
+        except MillError as error:
+            if not self._stopping():
                 self.pause(ticket.dataset, str(error))
+            raise HandedBack from error
+        except concurrent.futures.CancelledError as error:
+            if self._stopping() or self._is_hopeless(ticket, error):
                 raise HandedBack from error
-            if isinstance(error, Exception) and self._is_hopeless(ticket, error):
+            raise
+        except Exception as error:
+            if self._is_hopeless(ticket, error):
                 raise HandedBack from error
+            raise
+
+    @contextlib.contextmanager
+    def _released_on_error(self, ticket: Ticket) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.release(ticket)
             raise
 
     def _is_hopeless(self, ticket: Ticket, error: Exception) -> bool:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
-import platform
 import resource
-import time
 from typing import Any
 
 import redis.exceptions
 from celery import Celery
 
-import app as ground_floor
 from app import broker, settings
 from app.celery import publish
 from app.errors import SettingError, UsageError
-from app.ledger import Ledger
-from app.lock import LOCK_PATIENCE_S
-from app.places import dataset_folder, existing_folder, public_url
-from app.progress import take_snapshot, write_progress
+from app.places import public_url
 from app.queue import Queue
 from app.records import Ticket
-from app.snapshot import Snapshot
 from workers.caller import Caller
 from workers.clients.make import make_client
 from workers.drain import Drain
@@ -33,8 +25,10 @@ from workers.endpoints import Endpoints
 from workers.fault_tally import FaultTally
 from workers.keeper import Duties, Keeper
 from workers.loop import LoopThread
+from workers.process import Vitals, check_folders
 from workers.recorder import Recorder
 from workers.rendering import Tokenizers
+from workers.reporter import Reporter
 from workers.story import Story
 
 logger = logging.getLogger(__name__)
@@ -64,17 +58,16 @@ class Mill:
         broker.check(self._url)
         self._books = Queue(self._client, at.keys)
         self._keys = at.keys
-        self._check_folders()
-        self._started_at = time.time()
+        check_folders(self._books, self._store.prepared_dir)
         self._loop = LoopThread()
         self.drain = Drain(self._limits.drain_s, hand_back=self._hand_back, turn_away=self._turn_away)
         self._recorder = Recorder(self._books, on_stall=self._on_stall)
+        self._vitals = Vitals(owner, slots, self._recorder)
         self._faults = FaultTally()
-        self._last_progress: Snapshot | None = None
         duties = Duties(
             self._heartbeat,
             lambda dataset, ids: publish(app, dataset, ids),
-            self._write_progress,
+            Reporter(self._books, self._store.prepared_dir, self._url).write,
             lambda: self._faults.tell(self._books),
             explain=lambda error: str(broker.translate(error, self._url)),
         )
@@ -159,13 +152,6 @@ class Mill:
         await endpoints.give_back()
         await endpoints.close()
 
-    def _check_folders(self) -> None:
-        """Prove that every known dataset's folder can be written, before any request is made."""
-        for dataset in self._books.datasets():
-            if self._books.depth(dataset):
-                with Ledger.open(existing_folder(self._store.prepared_dir, dataset)) as ledger:
-                    ledger.check_writable(min_free_bytes=settings.MIN_FREE_DISK_BYTES)
-
     def _hand_back(self) -> int:
         self._recorder.give_up()
         return self._story.hand_back() if self._story else 0
@@ -180,20 +166,9 @@ class Mill:
 
     def _heartbeat(self) -> dict[str, Any]:
         endpoints = self._endpoints.all if self._endpoints else []
-        waits = self._recorder.waits(self._story.datasets if self._story else set())
-        state = "draining" if self.drain.stopping else "waiting for disk" if waits else "running"
         return {
-            "node": self._owner,
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "version": ground_floor.__version__,
-            "slots": self._slots,
+            **self._vitals.tell(self._story.intake if self._story else None, draining=self.drain.stopping),
             "max_in_flight": self._servers.max_in_flight,
-            "busy": self._story.busy if self._story else 0,
-            "started_at": self._started_at,
-            "at": time.time(),
-            "state": state,
-            "note": self._recorder.stalled,
             "in_flight": {endpoint.name: endpoint.pool.in_use for endpoint in endpoints},
             "held": {endpoint.name: endpoint.pool.held for endpoint in endpoints},
             "bound": {endpoint.name: endpoint.pool.bound for endpoint in endpoints},
@@ -201,17 +176,6 @@ class Mill:
             "backend": {endpoint.name: endpoint.client.backend.label for endpoint in endpoints},
             "templates": self._tokenizers.fingerprints,
         }
-
-    def _write_progress(self) -> None:
-        prepared = self._store.prepared_dir
-        datasets = [name for name in self._books.datasets() if dataset_folder(prepared, name).manifest.exists()]
-        if datasets:
-            at = self._books.now()
-            snapshot = take_snapshot(self._books, prepared, datasets, url=self._url)
-            for dataset in datasets:
-                with Ledger.open(dataset_folder(prepared, dataset), patience_s=LOCK_PATIENCE_S) as ledger:
-                    write_progress(ledger, snapshot, at=at, before=self._last_progress)
-            self._last_progress = snapshot
 
 
 def raise_file_limit(slots: int) -> None:

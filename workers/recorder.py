@@ -72,7 +72,6 @@ class Recorder:
         self._writers: dict[str, _Writer] = {}
         self._stopping = threading.Event()
         self._stalls: dict[tuple[str, str], _Stall] = {}
-        self._is_shut = False
 
     @property
     def stalled(self) -> str | None:
@@ -82,7 +81,12 @@ class Recorder:
     @property
     def shut(self) -> bool:
         """Whether no request of any dataset is to be sent."""
-        return self._is_shut
+        return self._full is not None
+
+    @property
+    def _full(self) -> str | None:
+        """Why the disk takes nothing of any dataset, if it is full; read without the lock too."""
+        return next((stall.why for stall in list(self._stalls.values()) if stall.shuts), None)
 
     def holds(self, dataset: str, *, besides: str | None = None) -> bool:
         """Tell whether the dataset's folder takes no records; `besides` names a step that does not count."""
@@ -121,24 +125,22 @@ class Recorder:
         A full disk stops the requests of all datasets. `more` is told after the error.
         """
         with self._lock:
-            held, was_shut = self.holds(dataset), self._is_shut
+            held, was_shut = self.holds(dataset), self.shut
             if error is None:
                 self._stalls.pop((dataset, step), None)
             else:
                 is_full = isinstance(error, DiskFullError)
                 self._stalls[dataset, step] = _Stall(f"{error}{more}", is_full, time.monotonic())
-            full = next((stall.why for stall in self._stalls.values() if stall.shuts), None)
-            self._is_shut = full is not None
-            if self._is_shut != was_shut:
-                self._on_stall(full)
+            if self.shut != was_shut:
+                self._on_stall(self._full)
             self._tell_change(dataset, held=held, was_shut=was_shut)
 
     def _tell_change(self, dataset: str, *, held: bool, was_shut: bool) -> None:
-        if self._is_shut and not was_shut:
+        if self.shut and not was_shut:
             logger.error("%s No new request is sent.", self.stalled)
-        elif was_shut and not self._is_shut:
+        elif was_shut and not self.shut:
             logger.warning("The disk takes records again; the work goes on.")
-        elif not self._is_shut and self.holds(dataset) != held:
+        elif not self.shut and self.holds(dataset) != held:
             if held:
                 logger.warning("The folder of dataset %s takes records again; its work goes on.", dataset)
             else:

@@ -25,6 +25,10 @@ class PromptRefusedError(Exception):
     """The chat template does not take a conversation; the text says why."""
 
 
+class TokenizerUnusableError(Exception):
+    """A tokenizer cannot be loaded; the text says why, in one line."""
+
+
 class Prompt(NamedTuple):
     """A rendered conversation."""
 
@@ -52,9 +56,10 @@ class Tokenizer:
         Raises PromptRefusedError with the template's own words.
         """
         turns = [_as_templates_want(message) for message in messages]
+        options = _options(sampling)
         try:
             text = self._loaded.apply_chat_template(
-                turns, tools=tools or None, tokenize=False, add_generation_prompt=True, **_options(sampling)
+                turns, tools=tools or None, tokenize=False, add_generation_prompt=True, **options
             )
             ids = self._loaded(text, add_special_tokens=False)["input_ids"]
         except Exception as error:  # a template is somebody else's code
@@ -119,15 +124,25 @@ def load(name: str) -> Tokenizer:
         ) from error
     transformers.logging.set_verbosity_error()
     try:
-        loaded = transformers.AutoTokenizer.from_pretrained(name)
-    except Exception as error:  # the hub's client raises classes of half a dozen libraries
+        loaded = read_tokenizer(name)
+    except TokenizerUnusableError as error:
         raise UsageError(
-            f"The tokenizer {name} cannot be loaded ({_in_one_line(error)}); set MILL_TOKENIZER on the workers to the "
-            "model's folder or hub name."
+            f"The tokenizer {name} cannot be loaded ({error}); set MILL_TOKENIZER on the workers to the model's folder "
+            "or hub name."
         ) from error
     if not loaded.chat_template:
         raise UsageError(f"The tokenizer {name} has no chat template; set MILL_TOKENIZER to one that has.")
     return Tokenizer(loaded, name)
+
+
+def read_tokenizer(name: str, **options: Any) -> Any:
+    """Return transformers' own tokenizer from a folder or the hub; raises TokenizerUnusableError."""
+    import transformers  # noqa: PLC0415 - heavy
+
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name, **options)
+    except Exception as error:  # tokenizers raises bare ones, the hub's client those of half a dozen libraries
+        raise TokenizerUnusableError(_in_one_line(error)) from error
 
 
 def _end_ids(loaded: Any) -> frozenset[int]:
@@ -144,8 +159,14 @@ def _end_ids(loaded: Any) -> frozenset[int]:
 
 
 def _options(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the template's options, with those that model servers make of `reasoning_effort`."""
-    options = dict(sampling.get("chat_template_kwargs") or {})
+    """Return the template's options, with those that model servers make of `reasoning_effort`.
+
+    Raises PromptRefusedError for options that are none, which `extra_body` may hold.
+    """
+    given = sampling.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise PromptRefusedError("chat_template_kwargs is no JSON object")
+    options = dict(given)
     effort = sampling.get("reasoning_effort")
     if effort is not None:
         options.setdefault("reasoning_effort", effort)

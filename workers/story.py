@@ -7,12 +7,11 @@ import concurrent.futures
 import dataclasses
 import functools
 import logging
-import threading
 from collections.abc import Callable
 
 import redis.exceptions
 
-from app import logs, manifest, settings
+from app import logs, settings
 from app.errors import MillError
 from app.ledger import Ledger
 from app.queue import Queue
@@ -21,7 +20,7 @@ from app.settings import GenerationSettings, StoreSettings
 from workers.caller import Caller, Held, ModelMissing, Outcome, Suspected
 from workers.discretion import words_for_logs
 from workers.fault_tally import FaultTally
-from workers.intake import HandedBack, Intake, SampleFailed, tell, tell_of_suspect
+from workers.intake import HandedBack, Intake, tell, tell_of_suspect
 from workers.loop import LoopThread
 from workers.outcomes import make_pen, make_record, poison_outcome
 from workers.recorder import Entry, Recorder
@@ -65,42 +64,18 @@ class Story:
         self._recorder = recorder
         self._faults = faults
         self._loop = loop
-        self._stopping = stopping
         self._intake = Intake(books=books, owner=owner, store=store, recorder=recorder, stopping=stopping)
-        self._lock = threading.Lock()
-        self._running: dict[Ticket, concurrent.futures.Future[bool]] = {}
         self._asking = set[asyncio.Task[None]]()
         self._generation: dict[tuple[str, str], GenerationSettings] = {}
 
     @property
-    def busy(self) -> int:
-        """Tickets that are being worked on."""
-        return len(self._running)
-
-    @property
-    def datasets(self) -> set[str]:
-        """The datasets of those tickets."""
-        with self._lock:
-            return {ticket.dataset for ticket in self._running}
+    def intake(self) -> Intake:
+        """What its slots are working on."""
+        return self._intake
 
     def generate(self, ticket: Ticket) -> None:
-        """Turn a ticket into a durable record, or find that there is nothing to do.
-
-        Raises SampleFailed when the sample was given up (and that is durable), HandedBack when the worker ends first
-        or the sample has to wait.
-        """
-        if self._stopping():
-            raise HandedBack
-        recorded: concurrent.futures.Future[bool] = concurrent.futures.Future()
-        with self._lock:
-            if ticket in self._running:
-                return  # a second copy of a ticket that this worker is working on
-            self._running[ticket] = recorded
-        try:
-            self._work_on(ticket, recorded)
-        finally:
-            with self._lock:
-                del self._running[ticket]
+        """Turn a ticket into a durable record, or find that there is nothing to do (see Intake.work_on)."""
+        self._intake.work_on(ticket, self._work_on)
 
     def hand_back(self) -> int:
         """Cancel every running request, so that its slot hands the ticket back; return how many there were."""
@@ -112,18 +87,16 @@ class Story:
         for task in list(self._asking):
             task.cancel()
 
-    def _work_on(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> None:
-        with self._intake.care(ticket):
-            job = self._intake.prepare(ticket, functools.partial(self._look_up, recorded=recorded))
-            if job is None:
-                return
-            if job.poison:
-                self._record(job, poison_outcome(job.dataset, job.sample, job.generation, deaths=job.poison))
-            else:
-                self._loop.soon(self._start_asking, job)
-            new = self._result(ticket, recorded)
-        if new and job.failure:
-            raise SampleFailed(job.failure)
+    def _work_on(self, ticket: Ticket) -> str | None:
+        recorded: concurrent.futures.Future[bool] = concurrent.futures.Future()
+        job = self._intake.prepare(ticket, functools.partial(self._look_up, recorded=recorded))
+        if job is None:
+            return None
+        if job.poison:
+            self._record(job, poison_outcome(job.dataset, job.sample, job.generation, deaths=job.poison))
+        else:
+            self._loop.soon(self._start_asking, job)
+        return job.failure if self._result(ticket, recorded) else None
 
     def _result(self, ticket: Ticket, recorded: concurrent.futures.Future[bool]) -> bool:
         """Wait until the record is durable; return whether it is new.
@@ -171,14 +144,10 @@ class Story:
         return _Job(dataset, taken.sample, ledger, generation, recorded, poison)
 
     def _settings_of(self, dataset: str, sample: Sample) -> GenerationSettings | None:
-        """Return the settings that the sample was enqueued with, from Redis or else from the manifest."""
+        """Return the settings that the sample was enqueued with, if they are known."""
         key = (dataset, sample.settings)
         if key not in self._generation:
-            content = self._books.settings(dataset, sample.settings)
-            if content is None:
-                known = manifest.read(self._intake.open(dataset))
-                entries = known.settings if known else []
-                content = next((entry.content for entry in entries if entry.fingerprint == sample.settings), None)
+            content = self._intake.settings_of(dataset, sample.settings)
             if content is None:
                 return None
             self._generation[key] = settings.generation_from_content(content)

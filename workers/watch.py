@@ -107,7 +107,7 @@ class Watch:
             logger.exception("watching a model server failed; the next turn tries again")
 
     async def _take_turn(self, duty: str, for_s: float, *, longest_s: float | None = None) -> bool:
-        key, longest_s = self._keys.turn(duty), longest_s or for_s
+        key = self._keys.turn(duty)
         return await asyncio.to_thread(take_turn, self._redis, key, self._owner, for_s=for_s, longest_s=longest_s)
 
     # Hung

@@ -15,6 +15,7 @@ from app.broker import BrokerUrl
 from app.errors import UsageError
 from app.feeder import Feeder
 from app.ledger import Ledger
+from app.lock import LOOK_PATIENCE_S
 from app.places import DatasetFolder, dataset_folder
 from app.queue import Queue
 from app.records import Kind
@@ -23,8 +24,6 @@ from app.retry import ask_again, carry_settings
 RETRY_S = 60.0
 """Seconds after which a retry stops between two chunks; a second press goes on."""
 MAX_BOUND = 65536
-_LOCK_PATIENCE_S = 5.0
-"""Seconds that a press waits for a folder's lock, which a repair may hold for long."""
 
 
 class Action(enum.StrEnum):
@@ -95,7 +94,7 @@ class Controls:
         def stopping() -> bool:
             return time.monotonic() > deadline
 
-        with Ledger.open(self._existing_folder(order.dataset), patience_s=_LOCK_PATIENCE_S) as ledger:
+        with Ledger.open(self._existing_folder(order.dataset), patience_s=LOOK_PATIENCE_S) as ledger:
             ledger.catch_up()
             carry_settings(self._queue, ledger, order.dataset)
             feeder = Feeder(

@@ -27,6 +27,7 @@ from app.find import FoundSample, find_sample
 from app.history import read_points
 from app.index import Entry
 from app.ledger import Ledger
+from app.lock import LOOK_PATIENCE_S
 from app.places import DatasetFolder, dataset_folder
 from app.progress import find_datasets, take_snapshot
 from app.queue import Queue
@@ -45,8 +46,6 @@ HISTORY_FRESH_S = 5.0
 _MOST_POINTS = 600
 _CONNECT_TIMEOUT_S = 2
 _SOCKET_TIMEOUT_S = 5
-_LOCK_PATIENCE_S = 5.0
-"""Seconds that a look waits for a folder's lock, which a repair may hold for long."""
 _HANDS = 4
 """Threads for samples and controls, so that the page goes on while one of them waits."""
 
@@ -243,7 +242,7 @@ class Watch:
         try:
             groups = {(group.kind, group.reason): group for group in book.look()}
             newest = [id_ for group in groups.values() for id_ in group.ids]
-            with Ledger(folder, patience_s=_LOCK_PATIENCE_S) as ledger:
+            with Ledger(folder, patience_s=LOOK_PATIENCE_S) as ledger:
                 known = ledger.look_up(newest)
         except StoreError:  # the snapshot's notes tell of it; its counts stand without examples
             groups, known = {}, {}

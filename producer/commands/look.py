@@ -214,7 +214,7 @@ def _differences(found: Differences) -> Iterator[str]:
     yield f"{found.both:,} samples are in both; {answers}."
     if found.outcomes:
         yield "outcomes:"
-        yield from table([(f"  {before}", "->", after, f"{n:,}") for before, after, n in found.outcomes], left=3)
+        yield from table([(f"  {before}", "->", after, f"{n:,}") for before, after, n in found.outcomes], left=range(3))
     for example in found.examples:
         yield from _example(example)
 

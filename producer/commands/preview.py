@@ -146,31 +146,20 @@ def _read(opened: Opened, number: int) -> tuple[list[Sample], list[RefusedRow], 
 
 
 def _show_sample(position: int, sample: Sample, render: Render | None) -> None:
+    from producer.show import prompt
+
     where = f"{sample.source.name} " if sample.source.name else ""
     say(f"--- sample {position}: {where}row {sample.source.row}, id {sample.id}")
     if render is not None:
         say(cut(_rendered(sample, render)))
     else:
-        for message in sample.messages:
-            _show_message(message)
-        for tool in sample.tools or ():
-            say(cut(f"[tool] {json.dumps(tool['function'], ensure_ascii=False)}"))
+        for line in prompt(sample.messages, sample.tools, full=False):
+            say(line)
     say("")
 
 
-def _show_message(message: dict[str, Any]) -> None:
-    role, content = message["role"], message.get("content")
-    answers = f" {message['tool_call_id']}" if message.get("tool_call_id") else ""
-    if content is not None:
-        shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-        say(cut(f"[{role}{answers}] {shown}"))
-    for call in message.get("tool_calls", ()):
-        function = call["function"]
-        say(cut(f"[{role} calls {call['id']}] {function['name']} {function['arguments']}"))
-
-
 def _rendered(sample: Sample, render: Render) -> str:
-    from producer.template import TemplateRefusedError
+    from producer.tokenizers import TemplateRefusedError
 
     try:
         return render(sample.messages, sample.tools)

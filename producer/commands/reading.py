@@ -52,18 +52,22 @@ def reading_of(**options: Any) -> Reading:
     return Reading(**options)
 
 
+def max_row_bytes() -> int:
+    """Return the size of the largest row that the settings allow."""
+    return int(settings.load(QueueSettings).max_row_mb * 2**20)
+
+
 def open_rows(reading: Reading, *, first_rows: int | None = None, fingerprint: str = "") -> Opened:
     """Open the input within the row size that the settings allow. Raises UsageError for what cannot be read."""
     from producer.reading import open_reading
 
-    max_row_bytes = int(settings.load(QueueSettings).max_row_mb * 2**20)
     with contextlib.ExitStack() as stack:
         line = ProgressLine()
         if reading.shuffle is not None:
             stack.callback(line.close)
         return open_reading(
             reading,
-            max_row_bytes=max_row_bytes,
+            max_row_bytes=max_row_bytes(),
             first_rows=first_rows,
             settings=fingerprint,
             on_wait=lambda rows: line.show(f"--shuffle reads the whole source first: {rows:,} rows so far"),

@@ -76,7 +76,7 @@ def reclassify(
 def _show(found: Reclassified, dataset: str, *, dry_run: bool) -> None:
     changes = sorted(found.changes.items(), key=lambda item: (item[0][0] == item[0][1], item[0]))
     rows = [(before, now, f"{n:,}", "" if before == now else "*") for (before, now), n in changes]
-    for line in table([("before", "now", "samples", ""), *rows], left=2) if rows else ():
+    for line in table([("before", "now", "samples", ""), *rows], left=(0, 1)) if rows else ():
         say(line)
     total = sum(found.changes.values())
     would = "would have" if dry_run else "have"

@@ -28,7 +28,8 @@ from producer.commands.common import (
     warn_of_unknown_settings,
 )
 from producer.commands.enqueue import RETRY_FAILED, Progress, feeder_for, left_aside, met
-from producer.texts import counted
+from producer.commands.reading import max_row_bytes
+from producer.texts import counted, table
 
 if TYPE_CHECKING:
     from producer.enqueue import Enqueuer, Retry
@@ -139,9 +140,9 @@ class _View(Progress):
             "read to the end": Stage.COMPLETE,
             "failed": Stage.FAILED,
         }
-        counted = ", ".join(f"{stages.count(stage)} {word}" for word, stage in words.items() if stage in stages)
+        stations = ", ".join(f"{stages.count(stage)} {word}" for word, stage in words.items() if stage in stages)
         line = f"read {total.read:,}, queued {total.queued:,}, already recorded {total.recorded:,}"
-        line = f"{_datasets(len(stages))}{f', {counted}' if counted else ''}: {line}"
+        line = f"{counted(len(stages), 'dataset')}{f', {stations}' if stations else ''}: {line}"
         if line != self._line_before:  # a log needs no line for each look while nothing moves
             self._line_before = line
             self.show(line)
@@ -157,12 +158,8 @@ def _open_input(planned: Planned, on_wait: OnWait) -> Opened:
 
     content = {**planned.generation.content(), **planned.reading.content()}
     return open_reading(
-        planned.reading, max_row_bytes=_max_row_bytes(), settings=settings.fingerprint(content), on_wait=on_wait
+        planned.reading, max_row_bytes=max_row_bytes(), settings=settings.fingerprint(content), on_wait=on_wait
     )
-
-
-def _max_row_bytes() -> int:
-    return int(settings.load(QueueSettings).max_row_mb * 2**20)
 
 
 def _beginner(
@@ -207,7 +204,7 @@ def _show(bench: Bench, run: Run, stopping: Interruption) -> None:
 
     Raises the error that ended it early.
     """
-    for line in _table(_report_rows(run)):
+    for line in table(list(_report_rows(run)), left=(0, 7)):
         say(line)
     if run.total.refused:
         note("the refused rows and why are in refused.jsonl of each dataset.")
@@ -224,9 +221,9 @@ def _show(bench: Bench, run: Run, stopping: Interruption) -> None:
         if why := bench.books.pause_reason(strand.planned.name):
             note(f"the dataset {strand.planned.name!r} is paused ({why}); producer resume NAME goes on.")
     if bad:
+        which = f"{len(bad)} of {counted(len(run.strands), 'dataset')}"
         note(
-            f"{len(bad)} of {_datasets(len(run.strands))} could not be queued as they should ({', '.join(bad)}); mend "
-            "that and run the same command again."
+            f"{which} could not be queued as they should ({', '.join(bad)}); mend that and run the same command again."
         )
         raise typer.Exit(EXIT_INCOMPLETE)
 
@@ -259,41 +256,24 @@ def _end_of(strand: Strand) -> str:
     return "complete" if strand.stage == "complete" else "stopped"
 
 
-def _table(rows: Iterator[tuple[str, ...]], *, left: Sequence[int] = (0, 7)) -> Iterator[str]:
-    """Yield the rows as lines with aligned columns, those of texts to the left."""
-    lines = list(rows)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        yield "  ".join(cells).rstrip()
-
-
-def _datasets(count: int) -> str:
-    return "1 dataset" if count == 1 else f"{count} datasets"
-
-
 def _show_plan(recipe: Recipe, plan: Sequence[Planned]) -> None:
     """Print what would be queued, going by the first rows of each dataset."""
     from producer.run import look_at
 
     warn_of_unknown_settings()
+    datasets = counted(len(plan), "dataset")
     with contextlib.closing(ProgressLine()) as line:
-        opened = look_at(
-            plan, _open_first_rows, on_opened=lambda count: line.show(f"opened {count} of {_datasets(len(plan))}")
-        )
+        opened = look_at(plan, _open_first_rows, on_opened=lambda count: line.show(f"opened {count} of {datasets}"))
     looks = list(zip(plan, opened, strict=True))
     troubles = [f"{planned.name}: {one}" for planned, one in looks if isinstance(one, MillError)]
-    rows = (("dataset", "weight", "limit", "reads as", "source"), *(_plan_row(planned, one) for planned, one in looks))
-    for text in _table(iter(rows), left=(0, 3, 4)):
+    rows = [("dataset", "weight", "limit", "reads as", "source"), *(_plan_row(planned, one) for planned, one in looks)]
+    for text in table(rows, left=(0, 3, 4)):
         say(text)
     limits = [planned.reading.limit for planned in plan]
     most = (
         f"at most {counted(sum(limit or 0 for limit in limits), 'row')}" if all(limits) else "not all of them limited"
     )
-    say(f"{_datasets(len(plan))}, {most}, {counted(len(recipe.exports), 'export')}. Nothing was queued (--dry-run).")
+    say(f"{datasets}, {most}, {counted(len(recipe.exports), 'export')}. Nothing was queued (--dry-run).")
     for trouble in troubles:
         note(trouble)
     if troubles:
@@ -303,7 +283,7 @@ def _show_plan(recipe: Recipe, plan: Sequence[Planned]) -> None:
 def _open_first_rows(planned: Planned, _on_wait: OnWait) -> Opened:
     from producer.reading import open_reading
 
-    return open_reading(planned.reading, max_row_bytes=_max_row_bytes(), first_rows=_SHOWN_ROWS)
+    return open_reading(planned.reading, max_row_bytes=max_row_bytes(), first_rows=_SHOWN_ROWS)
 
 
 def _plan_row(planned: Planned, opened: Opened | MillError) -> tuple[str, ...]:
@@ -315,29 +295,29 @@ def _plan_row(planned: Planned, opened: Opened | MillError) -> tuple[str, ...]:
     return planned.name, f"{planned.weight:g}", limit, shape, source
 
 
-def _wishes(recipe: Recipe, number: int, table: Export, *, overwrite: bool) -> exports.Wishes:
-    """Return what an export's table asks for. Raises UsageError, which names the table."""
+def _wishes(recipe: Recipe, number: int, wanted: Export, *, overwrite: bool) -> exports.Wishes:
+    """Return what an export's table asks for. Raises UsageError, which names the wanted."""
     wishes = exports.Wishes(
-        form=table.format,
-        output=recipe.beside(table.output),
+        form=wanted.format,
+        output=recipe.beside(wanted.output),
         overwrite=overwrite,
-        limit=table.limit,
-        reasoning=table.reasoning,
-        status=table.status or None,
-        tools=None if table.tools else False,
-        max_length=table.max_length,
-        order=table.order,
-        include=table.include,
-        split=table.split,
-        shard_size=table.shard_size,
-        vocab_size=table.vocab_size,
-        draft_vocab_size=table.draft_vocab_size,
-        card=recipe.beside(table.card) if table.card is not None else None,
+        limit=wanted.limit,
+        reasoning=wanted.reasoning,
+        status=wanted.status or None,
+        tools=None if wanted.tools else False,
+        max_length=wanted.max_length,
+        order=wanted.order,
+        include=wanted.include,
+        split=wanted.split,
+        shard_size=wanted.shard_size,
+        vocab_size=wanted.vocab_size,
+        draft_vocab_size=wanted.draft_vocab_size,
+        card=recipe.beside(wanted.card) if wanted.card is not None else None,
     )
     try:
         exports.check(wishes)
     except UsageError as error:
-        raise UsageError(f"{recipe.path}, [[export]] {number} ({table.output}): {error}") from error
+        raise UsageError(f"{recipe.path}, [[export]] {number} ({wanted.output}): {error}") from error
     return wishes
 
 
@@ -354,11 +334,11 @@ def _export(recipe: Recipe, wishes: Sequence[exports.Wishes]) -> None:
         note("nothing was exported; producer monitor --until-done waits for the rest, producer export takes a part.")
         raise typer.Exit(EXIT_INCOMPLETE)
     failed = []
-    for table, wish in zip(recipe.exports, wishes, strict=True):
+    for wanted, wish in zip(recipe.exports, wishes, strict=True):
         try:
-            exports.carry_out(table.datasets or names, wish)
+            exports.carry_out(wanted.datasets or names, wish)
         except MillError as error:
-            failed.append(f"{table.output}: {error}")
+            failed.append(f"{wanted.output}: {error}")
     for sentence in failed:
         note(sentence)
     if failed:

@@ -46,7 +46,10 @@ def validate(
     eos_id: list[int] | None = typer.Option(None, help="An id that ends answers; may be repeated. [the tokenizer's]"),
     dataset: list[str] | None = typer.Option(None, "--dataset", "-d", help="Compare with a dataset; may be repeated."),
     threshold: float = typer.Option(
-        0.01, min=0.0, max=1.0, help="The share of rows that may lose thoughts or lack an end."
+        0.01,
+        min=0.0,
+        max=1.0,
+        help="The share of rows that may lack an end token, not render, or lose thoughts, content or calls.",
     ),
 ) -> None:
     """Check an export as strictly as no trainer does; exit code 0 only if it is sound."""

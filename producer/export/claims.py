@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from app.errors import DiskFullError
-
-_CACHE_KIB = 16 * 1024
+from producer.scratch import growing, private_database
 
 
 class Claims:
     """A set of ids in a private temporary SQLite file, which disappears with it. Use it as a context manager."""
 
     def __init__(self) -> None:
-        self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = OFF")
-        self._db.execute("PRAGMA synchronous = OFF")
-        self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        self._db.execute("CREATE TABLE claimed (id TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._db = private_database("CREATE TABLE claimed (id TEXT PRIMARY KEY) WITHOUT ROWID")
 
     def __enter__(self) -> Self:
         return self
@@ -45,15 +38,10 @@ class Claims:
             if fresh[-1]:
                 known.add(id_)
                 added.append((id_,))
-        try:
+        with growing("that tells repeated ids apart"):
             self._db.execute("BEGIN")
             self._db.executemany("INSERT INTO claimed VALUES (?)", sorted(added))
             self._db.execute("COMMIT")
-        except sqlite3.OperationalError as error:
-            raise DiskFullError(
-                f"The temporary file that tells repeated ids apart cannot grow ({error}); "
-                "free space in the temporary folder, or name another one with SQLITE_TMPDIR."
-            ) from error
         return fresh
 
     def known(self, ids: Sequence[str]) -> set[str]:

@@ -207,7 +207,8 @@ def _by_id(
         for places in _batches(
             heapq.merge(*map(_places, itertools.count(), ledgers, ends, itertools.repeat(selection)))
         ):
-            records, left_out, first = list[_Record](), first, Counter[LeftOut]()
+            records, left_out = list[_Record](), first  # the first batch carries the bad lines
+            first = Counter[LeftOut]()
             for id_, number, entry in places:
                 done += entry.length + 1
                 line = os.pread(files[number][entry.kind], entry.length, entry.offset)

@@ -15,9 +15,9 @@ LIVE_INTERVAL_S = 3.0
 PLAIN_INTERVAL_S = 10.0
 
 
-def usual_interval_s(stream: TextIO | None = None) -> float:
+def usual_interval_s() -> float:
     """Return the seconds between two looks unless somebody says others."""
-    return LIVE_INTERVAL_S if (stream or sys.stdout).isatty() else PLAIN_INTERVAL_S
+    return LIVE_INTERVAL_S if sys.stdout.isatty() else PLAIN_INTERVAL_S
 
 
 def monitor(

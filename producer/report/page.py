@@ -135,7 +135,7 @@ def _speed(part: Part) -> Iterator[tuple[str, str, str]]:
 
 def _charts(section: Section) -> str:
     points, scan = section.points, section.scan
-    lengths, latencies, prompts = (tally.histogram() for tally in (scan.lengths, scan.latencies, scan.prompts))
+    lengths, latencies, prompts = (values.histogram() for values in (scan.lengths, scan.latencies, scan.prompts))
     shown = "".join(
         [
             *_over_time(points),

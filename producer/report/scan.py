@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from app import jsonl
-from app.histogram import Histogram, bucket_of
+from app.histogram import Collector
 from app.places import DatasetFolder
-from app.records import Kind
+from app.records import RECORDED, Kind
 
-_KINDS = (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED)
 _TELL_EVERY = 5000
 """Lines between two calls of `tell`."""
 
@@ -30,7 +29,6 @@ class _Head(msgspec.Struct):
     usage: _Usage | None = None
     latency_s: float | None = None
     attempts: int | None = None
-    finish_reason: str | None = None
     model: str | None = None
 
 
@@ -38,32 +36,14 @@ _decode = msgspec.json.Decoder(_Head).decode
 
 
 @dataclasses.dataclass
-class Tally:
-    """Values by bucket, counted up."""
-
-    counts: Counter[int] = dataclasses.field(default_factory=Counter)
-    total: float = 0.0
-
-    def add(self, value: float | None) -> None:
-        """Count a value, if there is one."""
-        if value is not None and value >= 0:
-            self.counts[bucket_of(value)] += 1
-            self.total += value
-
-    def histogram(self) -> Histogram:
-        """Return what has been counted."""
-        return Histogram(dict(self.counts), self.total)
-
-
-@dataclasses.dataclass
 class Scan:
     """What all records of a dataset have in common."""
 
-    lengths: Tally = dataclasses.field(default_factory=Tally)
+    lengths: Collector = dataclasses.field(default_factory=Collector)
     """Completion tokens of accepted samples."""
-    prompts: Tally = dataclasses.field(default_factory=Tally)
+    prompts: Collector = dataclasses.field(default_factory=Collector)
     """Their prompt tokens."""
-    latencies: Tally = dataclasses.field(default_factory=Tally)
+    latencies: Collector = dataclasses.field(default_factory=Collector)
     """Seconds of the answered calls, accepted or rejected."""
     reasoning: int = 0
     """Reasoning tokens of accepted samples, where the server tells them."""
@@ -74,13 +54,9 @@ class Scan:
 
     def merge(self, other: Scan) -> None:
         """Add what another dataset has."""
-        for mine, theirs in (
-            (self.lengths, other.lengths),
-            (self.prompts, other.prompts),
-            (self.latencies, other.latencies),
-        ):
-            mine.counts.update(theirs.counts)
-            mine.total += theirs.total
+        self.lengths.take(other.lengths.histogram())
+        self.prompts.take(other.prompts.histogram())
+        self.latencies.take(other.latencies.histogram())
         self.reasoning += other.reasoning
         self.attempts.update(other.attempts)
         self.models.update(other.models)
@@ -88,7 +64,7 @@ class Scan:
 
 def size_of(folder: DatasetFolder) -> int:
     """Return how many bytes a scan reads."""
-    return sum(path.stat().st_size for kind in _KINDS if (path := folder.lines(kind)).exists())
+    return sum(path.stat().st_size for kind in RECORDED if (path := folder.lines(kind)).exists())
 
 
 def scan(folder: DatasetFolder, *, tell: Callable[[int], None] = lambda _bytes: None) -> Scan:
@@ -97,19 +73,25 @@ def scan(folder: DatasetFolder, *, tell: Callable[[int], None] = lambda _bytes: 
     Lines that are no records are passed over. Raises StoreError.
     """
     found = Scan()
-    for kind in _KINDS:
+    for kind in RECORDED:
         for head in _heads(folder, kind, tell):
             if kind is not Kind.FAILED:
-                found.latencies.add(head.latency_s)
+                _count(found.latencies, head.latency_s)
             if kind is Kind.ACCEPTED:
                 _add(found, head)
     return found
 
 
+def _count(values: Collector, value: float | None) -> None:
+    """Count a value, if there is one that can be."""
+    if value is not None and value >= 0:
+        values.add(value)
+
+
 def _add(found: Scan, head: _Head) -> None:
     usage = head.usage or _Usage()
-    found.lengths.add(usage.completion_tokens)
-    found.prompts.add(usage.prompt_tokens)
+    _count(found.lengths, usage.completion_tokens)
+    _count(found.prompts, usage.prompt_tokens)
     found.reasoning += usage.reasoning_tokens or 0
     if head.attempts:
         found.attempts[head.attempts] += 1

@@ -1,4 +1,4 @@
-"""Compares training files with the datasets that they came from: unknown ids, missing ones, other contents."""
+"""Compares training files with the datasets that they came from: ids, token ids, and whether reasoning was lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from app.index import Entry
 from app.ledger import Ledger
-from app.records import Kind
+from app.records import ANSWERED, Kind
 from producer.export.base import CannotExpressError, Format, FormatOptions, LeftOut, Reasoning
 from producer.export.chat import ChatRecord
 from producer.export.claims import Claims
@@ -42,11 +42,14 @@ class Comparison:
         self._ledgers = ledgers
 
     def differences(self, batch: Sequence[Seen]) -> Iterator[tuple[Seen, Problem, str]]:
-        """Yield the rows that no answer stands behind, or that say something else than their record."""
+        """Yield the rows that no answer stands behind, or that contradict their record.
+
+        Of a row of tokens the ids are compared, of a conversation only whether its answer has lost the reasoning.
+        """
         lines = dict[str, bytes]()
         for ledger in self._ledgers:
             for id_, entry in ledger.look_up([seen.id for seen in batch]).items():
-                if entry.kind in {Kind.ACCEPTED, Kind.REJECTED} and id_ not in lines:
+                if entry.kind in ANSWERED and id_ not in lines:
                     lines[id_] = ledger.read(entry, id_)
         for seen in batch:
             if seen.id not in lines:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from app.errors import UsageError
+from producer import tokenizers
 
 _GENERATION_TAG = "{% generation"
 _GENERATION_CONFIG = "generation_config.json"
-
-
-class RenderError(Exception):
-    """The template refuses a conversation; the words are its own."""
 
 
 class Renderer:
@@ -58,25 +54,9 @@ class Renderer:
     def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, asks: bool) -> str:
         """Return the conversation as one text; `asks` adds what stands before an answer.
 
-        Raises RenderError.
+        Raises TemplateRefusedError.
         """
-        import jinja2  # noqa: PLC0415 heavy
-
-        options = {
-            "tools": list(tools) if tools else None,
-            "add_generation_prompt": asks,
-            "chat_template": self._template,
-            **self._arguments,
-        }
-        try:
-            if self._tokenizer is not None:
-                return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
-            from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 heavy
-
-            rendered, _ = render_jinja_template(conversations=[list(messages)], **options)
-            return str(rendered[0])
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise RenderError(f"{type(error).__name__}: {error}") from error
+        return tokenizers.render(self._tokenizer, self._template, messages, tools, asks=asks, arguments=self._arguments)
 
     def count(self, text: str) -> int | None:
         """Return how many tokens a rendered text has; None without a tokenizer."""
@@ -92,36 +72,15 @@ def load_renderer(
 
     Raises UsageError when transformers is missing, or they cannot be loaded.
     """
-    transformers = _transformers()
-    loaded, folder = None, None
+    loaded, folder, text = None, None, None
     if tokenizer is not None:
         folder = Path(tokenizer) if Path(tokenizer).is_dir() else None
         try:
-            loaded = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UsageError(f"--tokenizer {tokenizer} cannot be loaded ({first}); give the model's folder.") from error
-    text = None
+            loaded = tokenizers.load_tokenizer("--tokenizer", tokenizer, trust_remote_code=trust_remote_code)
+        except tokenizers.NoTokenizerError as error:
+            raise UsageError(f"--tokenizer {tokenizer} cannot be loaded ({error}); give the model's folder.") from error
     if template is not None:
-        try:
-            text = template.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--chat-template {template} cannot be read ({error}).") from error
+        text = tokenizers.read_template("--chat-template", template)
     elif loaded is not None and loaded.chat_template is not None:
         text = loaded.get_chat_template()
     return Renderer(loaded, text, arguments, folder)
-
-
-def _transformers() -> Any:
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # it warns that there is no torch, which rendering does without
-    try:
-        import jinja2  # noqa: F401, PLC0415 transformers needs it for templates, and does not bring it
-        import transformers  # noqa: PLC0415 heavy
-    except ImportError as error:
-        raise UsageError(
-            "Rendering needs transformers, which is not installed: run `pip install 'promptmill[train]'`."
-        ) from error
-    finally:
-        logging.disable(before)
-    return transformers

@@ -12,11 +12,12 @@ from app.ledger import Ledger
 from producer.export.base import LeftOut
 from producer.export.claims import Claims
 from producer.export.report import left_out_sentences
+from producer.tokenizers import TemplateRefusedError
 from producer.validate.compare import Comparison, Seen, forms_of
 from producer.validate.findings import Findings
 from producer.validate.problems import Problem
 from producer.validate.readers import Item, read_items
-from producer.validate.renderer import Renderer, RenderError
+from producer.validate.renderer import Renderer
 from producer.validate.report import Report
 from producer.validate.shapes import (
     ID_COLUMNS,
@@ -157,7 +158,7 @@ class _Check:
             for problem, detail in dict(check_thoughts(conversation, renderer)).items():
                 self.findings.add(problem, path, number, id_, detail)
             self._check_rendered(path, number, id_, conversation, renderer)
-        except RenderError as error:
+        except TemplateRefusedError as error:
             self.findings.add(Problem.NOT_RENDERED, path, number, id_, str(error))
 
     def _check_rendered(

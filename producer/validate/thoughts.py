@@ -24,7 +24,7 @@ _ROUNDS_BACK = 200
 
 
 def check_thoughts(conversation: Conversation, renderer: Renderer) -> Iterator[tuple[Problem, str]]:
-    """Yield what of the last message is not trained on as it is; raises RenderError."""
+    """Yield what of the last message is not trained on as it is; raises TemplateRefusedError."""
     answer = conversation.messages[-1]
     learned = _squeezed(learned_text(conversation, renderer))
     reasoning = _squeezed(reasoning_of(answer))

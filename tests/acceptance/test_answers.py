@@ -7,10 +7,10 @@ import json
 import pyarrow.parquet
 
 from app.records import Kind
+from producer.simulator.shapes import decode
 from tests.conftest import ModelServerFactory
 from tests.support.books import balanced, by_source_id, records
 from tests.support.mill import Mill
-from tests.support.model_shapes import decode
 
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 NO_CHOICES = '{"id":"x","object":"chat.completion","choices":[]}'

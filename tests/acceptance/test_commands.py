@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -175,7 +174,7 @@ def test_a_password_is_never_shown(mill: Mill, model_server: ModelServerFactory,
         assert "hush" not in text
 
 
-@pytest.mark.parametrize("kind", ["a file in its place", "a link to nothing", "no right to write"])
+@pytest.mark.parametrize("kind", ["a file in its place", "a link to nothing"])
 def test_a_folder_that_cannot_be_written(mill: Mill, model_server: ModelServerFactory, kind: str) -> None:
     """Enqueue and worker end with the path and the reason before any request, and nothing is queued."""
     server = model_server()
@@ -183,14 +182,9 @@ def test_a_folder_that_cannot_be_written(mill: Mill, model_server: ModelServerFa
     if kind == "a file in its place":
         folder.mkdir()
         (folder / "case").write_text("in the way")
-    elif kind == "a link to nothing":
-        (folder / "case").mkdir(parents=True)
-        (folder / "case" / "raw_responses.jsonl").symlink_to("/nonexistent/file")
-    elif os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
     else:
         (folder / "case").mkdir(parents=True)
-        (folder / "case").chmod(0o555)
+        (folder / "case" / "raw_responses.jsonl").symlink_to("/nonexistent/file")
     mill.env["MILL_PREPARED_DIR"] = str(folder)
     told = mill.enqueue(["x"], expect=1)
     assert str(folder / "case") in told.stderr

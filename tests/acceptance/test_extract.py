@@ -12,11 +12,11 @@ import pytest
 
 from app.errors import UsageError
 from app.records import Kind
+from producer.simulator.server import ModelServer
 from tests.support.exports import record
 from tests.support.jsonl_check import check_jsonl
 from tests.support.kill_points import Point, assert_killed, worker_that_dies
 from tests.support.mill import Mill
-from tests.support.model_server import ModelServer
 from tests.support.processes import wait_until
 from tests.support.tiny_states import HIDDEN, VOCABULARY, fill, make_target_model, records, reference
 from workers.extract.model import require_packages

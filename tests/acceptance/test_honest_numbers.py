@@ -7,9 +7,9 @@ import pytest
 from app.history import rates_between, read_points
 from app.places import dataset_folder
 from app.records import Kind
+from producer.simulator.rules import Rule
 from tests.conftest import ModelServerFactory
 from tests.support.mill import Mill
-from tests.support.model_rules import Rule
 from tests.support.processes import wait_until
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from producer.simulator.server import Rule
 from tests.conftest import ModelServerFactory
 from tests.support.books import balanced
 from tests.support.mill import Mill
-from tests.support.model_server import Rule
 from tests.support.processes import wait_until
 
 PROMPT = "canary-prompt: where is the treasure of the sleepy captain buried?"
@@ -74,8 +74,9 @@ def test_up_starts_workers_that_log_json(mill: Mill, model_server: ModelServerFa
         mill.run("up", "--no-flower", "--workers", "2", "--log-format", "text").stdout.index("log format stays")
     finally:
         mill.run("down", timeout_s=120)
-    for path in Path(mill.env["MILL_STATE_DIR"], "logs").glob("mill*.log"):
-        assert all(json.loads(line) for line in path.read_text().splitlines())
+    for name in ("mill1", "mill2"):
+        lines = Path(mill.env["MILL_STATE_DIR"], "logs", f"{name}.log").read_text().splitlines()
+        assert {json.loads(line)["worker"].partition("-")[0] for line in lines} >= {name}
 
 
 def test_a_wrong_log_format_is_refused(mill: Mill, model_server: ModelServerFactory) -> None:

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from producer.simulator.server import Rule
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.mill import Mill
-from tests.support.model_server import Rule
 from tests.support.processes import PROJECT_ROOT, wait_until
 from tests.support.tmux import Window, window
 

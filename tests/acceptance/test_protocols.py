@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from app.records import Kind
+from producer.simulator.tokens import END, MARKS, decode, encode
 from tests.conftest import ModelServerFactory
 from tests.support.aftermath import assert_quiet
 from tests.support.books import balanced, records
 from tests.support.byte_tokenizer import make_byte_tokenizer
 from tests.support.mill import Mill
-from tests.support.model_tokens import END, MARKS, decode, encode
 from tests.support.processes import wait_until
 
 _RULES: list[dict[str, Any]] = [

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from producer.simulator.ports import free_port
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_balanced, assert_quiet, prompts
 from tests.support.mill import Mill
-from tests.support.ports import free_port
 from tests.support.processes import Finished
 from tests.support.redis_server import RedisServer
 from tests.support.tls import Authority, TlsDoor, find_openssl

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from producer.simulator.rules import Rule
 from tests.conftest import Broker, ModelServerFactory, RedisFactory
 from tests.support.books import all_balanced
 from tests.support.mill import Mill
-from tests.support.model_rules import Rule
 from tests.support.processes import subprocess_env, wait_until
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import redis
 
+from producer.simulator.ports import free_port
 from tests.chaos.crew import Seat
 from tests.chaos.damage import TAILS, as_writer
 from tests.chaos.inputs import Input
 from tests.chaos.plan import Fault, Step
 from tests.chaos.world import LEASE_S, Flights, ModelHost, World
-from tests.support.ports import free_port
 
 End = Callable[[], None]
 _LAST_POISON = 0.9

@@ -14,13 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from producer.simulator.engine import CHAT_PATH, Engine
+from producer.simulator.rules import Rule, RuleBook, ServerOptions
+from producer.simulator.server import serve
+from producer.simulator.shapes import last_user_text
+from producer.simulator.wire import HttpReply, HttpRequest
 from tests.chaos.inputs import POISON
 from tests.chaos.journal import Fate, Journal
-from tests.support.model_engine import CHAT_PATH, Engine
-from tests.support.model_rules import Rule, RuleBook, ServerOptions
-from tests.support.model_server import serve
-from tests.support.model_shapes import last_user_text
-from tests.support.model_wire import HttpReply, HttpRequest
 
 _POISON = Rule(match=POISON, kill=True)
 

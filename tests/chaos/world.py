@@ -16,11 +16,11 @@ import redis
 
 from app import broker
 from app.places import Keys
+from producer.simulator.ports import free_port
 from tests.chaos.crew import Seat
 from tests.chaos.inputs import DATASETS, Input
 from tests.chaos.server import Mood
 from tests.support.mill import Mill
-from tests.support.ports import free_port
 from tests.support.processes import ManagedProcess
 from tests.support.redis_server import RedisServer
 

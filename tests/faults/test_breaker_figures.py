@@ -7,10 +7,10 @@ import time
 
 import pytest
 
+from producer.simulator.rules import Rule
 from tests.conftest import ModelServerFactory
 from tests.support.aftermath import assert_balanced, assert_quiet, prompts
 from tests.support.mill import Mill
-from tests.support.model_rules import Rule
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from app.places import DatasetFolder
+from producer.simulator.rules import Rule
+from producer.simulator.server import ModelServer
 from tests.conftest import ModelServerFactory
 from tests.support.aftermath import assert_asked_once, assert_balanced, assert_quiet, prompts, recorded_prompts
 from tests.support.folders import mounted
 from tests.support.mill import Mill
-from tests.support.model_rules import Rule
-from tests.support.model_server import ModelServer
 from tests.support.processes import PROJECT_ROOT, ManagedProcess, WorkerProcess, run_command, wait_until
 
 pytestmark = pytest.mark.fault

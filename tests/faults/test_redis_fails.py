@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from app.places import Keys
+from producer.simulator.server import ModelServer
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import (
     assert_asked_again_at_most,
@@ -20,7 +21,6 @@ from tests.support.aftermath import (
     times_asked,
 )
 from tests.support.mill import Mill
-from tests.support.model_server import ModelServer
 from tests.support.processes import WorkerProcess, wait_until
 from tests.support.redis_server import RedisServer
 from tests.support.server_process import ServerProcess

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from app.places import Keys
+from producer.simulator.ports import free_port
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_asked_once, assert_balanced, assert_quiet, prompts
 from tests.support.mill import Mill
-from tests.support.ports import free_port
 from tests.support.processes import wait_until
 from tests.support.redis_server import RedisServer
 

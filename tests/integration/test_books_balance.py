@@ -55,7 +55,7 @@ def running(queue: Queue, ledger: Ledger) -> None:
     record(ledger, 3, 4, kind=Kind.FAILED)
     queue.beat("alive", {}, ttl_s=60)
     for id_ in ids(5, 6):
-        assert queue.take(DATASET, id_, "alive").ours
+        assert queue.take(DATASET, id_, "alive").sample
 
 
 def paused(queue: Queue, ledger: Ledger) -> None:
@@ -100,7 +100,7 @@ def retry_running(queue: Queue, ledger: Ledger) -> None:
     running(queue, ledger)
     put(queue, 3, 4, again=Kind.FAILED, round_=1)
     put(queue, 2, again=Kind.REJECTED, round_=1)
-    assert queue.take(DATASET, ids(3)[0], "alive").ours
+    assert queue.take(DATASET, ids(3)[0], "alive").sample
 
 
 def retry_ended(queue: Queue, ledger: Ledger) -> None:

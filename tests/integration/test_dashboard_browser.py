@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+from producer.simulator.server import ModelServer
 from tests.support import chromium
 from tests.support.browser import Tab, running_browser
 from tests.support.flower import FlowerProcess
 from tests.support.mill import Mill
-from tests.support.model_server import ModelServer
 from tests.support.processes import ManagedProcess, wait_until
 from tests.support.redis_server import RedisServer
 

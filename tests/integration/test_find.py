@@ -109,7 +109,7 @@ print("accepted")
 
 def test_a_folder_that_is_locked_for_long(queue: Queue, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A look at a folder under a long repair ends with a sentence in seconds; it blocks no thread of the page."""
-    monkeypatch.setattr(find, "_LOCK_PATIENCE_S", 0.1)
+    monkeypatch.setattr(find, "LOOK_PATIENCE_S", 0.1)
     with Ledger.open(folder) as ledger:
         ledger.commit([pen("s1", Kind.FAILED, reason="timeout")])
     with FolderLock(folder.lock).held(), pytest.raises(StoreError, match="is locked by"):

@@ -16,10 +16,10 @@ from app.dashboard.looks import FRESH_S
 from app.ledger import Ledger
 from app.places import dataset_folder
 from app.records import Kind
+from producer.simulator.server import ModelServer
 from tests.support.flower import FlowerProcess
 from tests.support.folders import pen
 from tests.support.mill import Mill
-from tests.support.model_server import ModelServer
 from tests.support.processes import wait_until
 from tests.support.redis_server import RedisServer
 from tests.support.scrape import parse, series

@@ -109,12 +109,12 @@ def test_take_and_finish(queue: Queue) -> None:
     _put(queue, "a")
     queue.beat("me", {}, ttl_s=60)
     first = queue.take(DATASET, "a", "me")
-    assert (first.state, first.sample, first.deaths, first.ours) == ("new", _sample("a"), 0, True)
+    assert (first.state, first.sample, first.deaths) == ("new", _sample("a"), 0)
     assert (queue.take(DATASET, "a", "me").state, queue.take(DATASET, "a", "you").state) == ("mine", "held")
-    assert not queue.take(DATASET, "a", "you").ours
+    assert not queue.take(DATASET, "a", "you").sample
     queue.finish(DATASET, [Done("a", Kind.ACCEPTED)])
     gone = queue.take(DATASET, "a", "me")
-    assert (gone.state, gone.sample, gone.ours) == ("gone", None, False)
+    assert (gone.state, gone.sample) == ("gone", None)
     assert queue.waiting(DATASET) == Waiting()
 
 

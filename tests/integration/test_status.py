@@ -94,7 +94,7 @@ def test_a_run_from_queue_to_done(queue: Queue, ledger: Ledger, url: BrokerUrl, 
     assert status.exit_code(snapshot) == 0
 
     start = time.time()
-    assert all(queue.take("d", id_, "w1").ours for id_ in ids[:4])
+    assert all(queue.take("d", id_, "w1").sample for id_ in ids[:4])
     for id_ in ids[:2]:
         record(queue, ledger, id_, at=start + 2)
     record(queue, ledger, ids[2], Kind.REJECTED, reason="too_short", at=start + 3)

@@ -92,7 +92,7 @@ def test_the_second_death_puts_a_sample_behind_the_others(desk: Desk) -> None:
     waiting = desk.queue.waiting(DATASET)
     assert (waiting.prompts, waiting.in_flight, waiting.orphaned) == (1, 0, 0)
     taken = desk.queue.take(DATASET, "a", "w")
-    assert (taken.state, taken.ours, taken.deaths) == ("new", True, 2)
+    assert (taken.state, bool(taken.sample), taken.deaths) == ("new", True, 2)
     assert desk.queue.waiting(DATASET).in_flight == 1
 
 
@@ -116,7 +116,7 @@ def test_a_death_while_a_suspect_flies_alone_is_proof(desk: Desk) -> None:
     assert desk.take("a", "third") == "new"
     desk.die("third")
     taken = desk.queue.take(DATASET, "a", "w")
-    assert (taken.state, taken.ours, taken.deaths) == ("poison", True, 3)
+    assert (taken.state, bool(taken.sample), taken.deaths) == ("poison", True, 3)
     assert desk.lane() == {}
     desk.die("w")
     assert desk.take("a", "next") == "poison"

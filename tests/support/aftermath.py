@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from app.ledger import Ledger
 from app.records import Kind
+from producer.simulator.server import ModelServer
 from tests.support.folders import fresh_picture, picture
 from tests.support.jsonl_check import assert_strict, check_jsonl
 from tests.support.mill import Mill
-from tests.support.model_server import ModelServer
 
 
 def prompts(count: int, word: str = "prompt") -> list[str]:

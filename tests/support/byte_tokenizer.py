@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.support.model_tokens import END, MARKS, START, decode, encode
+from producer.simulator.tokens import END, MARKS, START, decode, encode
 from tests.support.templates import QWEN3
 
 

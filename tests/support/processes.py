@@ -21,7 +21,7 @@ WORKER_READY = "ready."
 """Ends the line that Celery logs once a worker consumes."""
 
 _WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
-_PRODUCER = "import sys; from producer.cli import main; sys.argv[0] = 'producer'; sys.exit(main())"
+PRODUCER = "import sys; from producer.cli import main; sys.argv[0] = 'producer'; sys.exit(main())"
 _POLL_S = 0.05
 _TAIL_CHARS = 4000
 _KILL_WAIT_S = 20.0
@@ -234,7 +234,7 @@ def start_producer(
     name: str = "producer",
 ) -> ManagedProcess:
     """Start `producer ARGUMENTS` in the background."""
-    return ManagedProcess([sys.executable, "-c", _PRODUCER, *arguments], log_dir=log_dir, name=name, env=env)
+    return ManagedProcess([sys.executable, "-c", PRODUCER, *arguments], log_dir=log_dir, name=name, env=env)
 
 
 def run_producer(
@@ -244,7 +244,7 @@ def run_producer(
     timeout_s: float = 60.0,
 ) -> Finished:
     """Run `producer ARGUMENTS` to its end; raises AssertionError with its output when it takes too long."""
-    return run_command([sys.executable, "-c", _PRODUCER, *arguments], env=env, cwd=cwd, timeout_s=timeout_s)
+    return run_command([sys.executable, "-c", PRODUCER, *arguments], env=env, cwd=cwd, timeout_s=timeout_s)
 
 
 def run_command(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float = 60.0) -> Finished:

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.ports import free_port
+from producer.simulator.ports import free_port
 from tests.support.processes import ManagedProcess
 
 _ANSWER_TIMEOUT_S = 10.0
 
 
 class ServerProcess:
-    """`python -m tests.support.model_server` on a port that it keeps over restarts."""
+    """`python -m producer.simulator.server` on a port that it keeps over restarts."""
 
     def __init__(self, folder: Path, *, latency_s: float, rules: Sequence[Mapping[str, Any]] = ()) -> None:
         """Take a folder for its log, the seconds that an answer takes, and rules; nothing is started yet."""
@@ -53,7 +53,7 @@ class ServerProcess:
             file = self._folder / "model-server.rules.json"
             file.write_text(json.dumps({"rules": self._rules}), encoding="utf-8")
             words += ["--rules", str(file)]
-        command = [sys.executable, "-m", "tests.support.model_server", *words]
+        command = [sys.executable, "-m", "producer.simulator.server", *words]
         self._process = ManagedProcess(command, log_dir=self._folder, name="model-server")
         self._process.wait_for_output("listening")
         return self

@@ -24,7 +24,11 @@ from workers import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "examples")),
+    *sorted(DOCS.rglob("*.md")),
+]
 NOTES = sorted((DOCS / "design").glob("*.md"))
 
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -51,7 +51,7 @@ def parse_chat_answer(body: dict[str, Any], *, tools: bool = False) -> Completio
     finish_reason = finished(choice.get("finish_reason"), body)
     verbose = body.get("__verbose")
     raw, prompt = (
-        _str_or_none(verbose.get(key)) if isinstance(verbose, dict) else None for key in ("content", "prompt")
+        string_or_none(verbose.get(key)) if isinstance(verbose, dict) else None for key in ("content", "prompt")
     )
     text, thoughts = _content(message.get("content"), body)
     reasoning, field = _reasoning(message, body)
@@ -78,8 +78,8 @@ def parse_chat_answer(body: dict[str, Any], *, tools: bool = False) -> Completio
         prompt_token_ids=read_ids(body.get("prompt_token_ids")) or read_ids(choice.get("prompt_token_ids")),
         output_ids=_output_ids(choice, body),
         usage=usage,
-        model=_str_or_none(body.get("model")),
-        response_id=_str_or_none(body.get("id")),
+        model=string_or_none(body.get("model")),
+        response_id=string_or_none(body.get("id")),
     )
     return all_thought(completion) if prompt and prompt.rstrip().endswith(OPENING) else completion
 
@@ -283,5 +283,6 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _str_or_none(value: Any) -> str | None:
+def string_or_none(value: Any) -> str | None:
+    """Return a text, or None for anything else."""
     return value if isinstance(value, str) else None

@@ -33,6 +33,11 @@ class Request:
     want_token_ids: bool = True
     """Ask for the exact token ids; a server that cannot give them is asked without."""
 
+    @property
+    def parameters(self) -> set[str]:
+        """The names of the parameters that it is asked with."""
+        return {*self.sampling, *(("seed",) if self.seed is not None else ())}
+
 
 @dataclasses.dataclass(frozen=True)
 class Answer:

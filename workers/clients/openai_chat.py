@@ -104,8 +104,9 @@ class OpenAIChatClient:
     def refusal(self, request: Request) -> str | None:
         """Return which parameters of the request the server would not act on."""
         backend = self._link.backend
-        names = request.sampling.keys() | ({"seed"} if request.seed is not None else set())
-        return self._allowance.refusal(names, backend.parameters, shown=backend.shown, strict=backend.dialect.strict)
+        return self._allowance.refusal(
+            request.parameters, backend.parameters, shown=backend.shown, strict=backend.dialect.strict
+        )
 
     async def complete(self, request: Request) -> Answer:
         """Ask once within the deadline; connections that went stale and refused token ids are asked again at once."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any, ClassVar
 
-from workers.clients.answers import finished, read_ids, read_usage, refuse
+from workers.clients.answers import finished, read_ids, read_usage, refuse, string_or_none
 from workers.clients.base import CallFailed, Request
 from workers.clients.parameters import NATIVE_SGLANG, RENDERED, SGLANG_NAMES, SGLANG_TOP
-from workers.clients.tokens import Generated, TokensClient, string_or_none
+from workers.clients.tokens import Generated, TokensClient
 from workers.faults import FaultKind, make_fault
 from workers.rendering import Prompt
 from workers.wording import quote_start

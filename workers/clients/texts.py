@@ -82,8 +82,9 @@ def split_channels(text: str) -> Parts | None:
         else:
             (answers if start.group(1) == _FINAL else thoughts).append(body)
         at = end.end() if end else len(text)
-    reasoning = "\n".join(thoughts) if thoughts else None
-    return Parts(reasoning, "".join(answers) if answers else None, calls or None, plain=False)
+    return Parts(
+        "\n".join(filter(None, thoughts)) or None, "".join(answers) if answers else None, calls or None, plain=False
+    )
 
 
 def take_apart(text: str, *, opened: bool, tools: bool) -> Parts:

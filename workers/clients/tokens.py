@@ -76,8 +76,7 @@ class TokensClient(abc.ABC):
         backend = self._link.backend
         if backend.name not in {"", self._made_by}:
             return f"{backend.shown} has no {self._path}; start the workers with MILL_PROTOCOL=auto"
-        names = request.sampling.keys() | ({"seed"} if request.seed is not None else set())
-        return self._allowance.refusal(names, self._known, shown=self._shown, strict=False)
+        return self._allowance.refusal(request.parameters, self._known, shown=self._shown, strict=False)
 
     async def complete(self, request: Request) -> Answer:
         """Render, ask once and take the answer apart; raises as Client says."""
@@ -174,8 +173,3 @@ def _spoken(
         return text, None
     at, stop = min(found)
     return text if sampling.get("include_stop_str_in_output") else text[:at], stop
-
-
-def string_or_none(value: Any) -> str | None:
-    """Return a text, or None for anything else."""
-    return value if isinstance(value, str) else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from app.records import Usage
-from workers.clients.answers import finished, read_ids, read_usage, refuse
+from workers.clients.answers import finished, read_ids, read_usage, refuse, string_or_none
 from workers.clients.base import Request
 from workers.clients.parameters import NATIVE_VLLM, RENDERED, VLLM_TOP
-from workers.clients.tokens import Generated, TokensClient, string_or_none
+from workers.clients.tokens import Generated, TokensClient
 from workers.rendering import Prompt
 
 

@@ -6,12 +6,10 @@ import concurrent.futures
 import dataclasses
 import logging
 import shlex
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app import manifest
 from app.errors import MillError, StoreError
 from app.extraction import (
     Extracted,
@@ -32,7 +30,7 @@ from workers.extract.engine import Engine
 from workers.extract.files import Written, tensors_of, write_states
 from workers.extract.model import OutOfMemoryError
 from workers.extract.tokens import Retokenizer
-from workers.intake import HandedBack, Intake, SampleFailed, tell
+from workers.intake import HandedBack, Intake, tell
 from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
@@ -70,46 +68,21 @@ class ExtractStory:
         self._engine = engine
         self._stopping = stopping
         self._intake = Intake(books=books, owner=owner, store=store, recorder=recorder, stopping=stopping)
-        self._lock = threading.Lock()
-        self._running: set[Ticket] = set()
         self._plans: dict[tuple[str, str], Plan] = {}
         self._retokenizer = Retokenizer()
 
     @property
-    def busy(self) -> int:
-        """Tickets that are being worked on."""
-        return len(self._running)
-
-    @property
-    def datasets(self) -> set[str]:
-        """The datasets of those tickets."""
-        with self._lock:
-            return {ticket.dataset for ticket in self._running}
+    def intake(self) -> Intake:
+        """What its slots are working on."""
+        return self._intake
 
     def extract(self, ticket: Ticket) -> None:
-        """Turn a ticket into a durable file and its record, or find that there is nothing to do.
+        """Turn a ticket into a durable file and its record, or find that there is nothing to do (Intake.work_on)."""
+        self._intake.work_on(ticket, self._work_on)
 
-        Raises SampleFailed when the sample was given up (and that is durable), HandedBack when the worker ends first
-        or the sample has to wait.
-        """
-        if self._stopping():
-            raise HandedBack
-        with self._lock:
-            if ticket in self._running:
-                return  # a second copy of a ticket that this worker is working on
-            self._running.add(ticket)
-        try:
-            self._work_on(ticket)
-        finally:
-            with self._lock:
-                self._running.discard(ticket)
-
-    def _work_on(self, ticket: Ticket) -> None:
-        with self._intake.care(ticket):
-            job = self._intake.prepare(ticket, self._look_up)
-            failed = None if job is None else self._do(job)
-        if failed:
-            raise SampleFailed(failed)
+    def _work_on(self, ticket: Ticket) -> str | None:
+        job = self._intake.prepare(ticket, self._look_up)
+        return None if job is None else self._do(job)
 
     # Before
 
@@ -126,19 +99,18 @@ class ExtractStory:
         if entry is not None and entry.settles(taken.sample.round):
             self._books.forget(dataset, {id_: taken.sample.round})
             return None
-        plan = self._plan_of(dataset, taken.sample, ledger)
+        plan = self._plan_of(dataset, taken.sample)
         poison = taken.deaths if taken.state == "poison" else 0
         return _Job(dataset, taken.sample, plan, ledger, time.time(), poison)
 
-    def _plan_of(self, dataset: str, sample: Sample, ledger: Ledger) -> Plan:
-        """Return the plan that the sample was enqueued with, from Redis or else from the manifest."""
+    def _plan_of(self, dataset: str, sample: Sample) -> Plan:
+        """Return the plan that the sample was enqueued with.
+
+        Raises MillError where it is not known.
+        """
         key = (dataset, sample.settings)
         if key not in self._plans:
-            content = self._books.settings(dataset, sample.settings)
-            if content is None:
-                known = manifest.read(ledger)
-                entries = known.settings if known else []
-                content = next((entry.content for entry in entries if entry.fingerprint == sample.settings), None)
+            content = self._intake.settings_of(dataset, sample.settings)
             if content is None:
                 raise MillError(f"the plan {sample.settings} of {dataset} is not known; run producer extract again.")
             self._plans[key] = plan_from_content(content)

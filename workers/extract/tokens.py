@@ -8,6 +8,7 @@ from typing import Any
 
 from app.extraction import Plan, Reason, Refusal, Sequence, SourceRecord
 from workers.extract.model import ModelUnusableError
+from workers.rendering import TokenizerUnusableError, read_tokenizer
 
 
 class Retokenizer:
@@ -29,15 +30,10 @@ class Retokenizer:
             return _render(tokenizer, record)
 
     def _load(self, plan: Plan) -> Any:
-        import transformers  # noqa: PLC0415 heavy
-
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                plan.model, trust_remote_code=plan.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError, ImportError, KeyError) as error:
-            first = str(error).strip().partition("\n")[0].rstrip(".")
-            raise ModelUnusableError(f"The tokenizer of {plan.model} cannot be loaded: {first}.") from error
+            tokenizer = read_tokenizer(plan.model, trust_remote_code=plan.trust_remote_code, local_files_only=True)
+        except TokenizerUnusableError as error:
+            raise ModelUnusableError(f"The tokenizer of {plan.model} cannot be loaded: {error}.") from error
         if not tokenizer.chat_template:
             raise ModelUnusableError(f"The tokenizer of {plan.model} has no chat template; --retokenize needs one.")
         self._tokenizers[plan.model] = tokenizer

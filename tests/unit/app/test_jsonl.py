@@ -34,7 +34,7 @@ def _mend(path: Path, torn: Path) -> jsonl.Mending:
 
 def test_append_returns_offsets(path: Path) -> None:
     """Lines are appended behind each other and their offsets returned."""
-    assert [jsonl.append(path, line) for line in (b"one\n", b"two\n", b"\n")] == [0, 4, 8]
+    assert [jsonl.append(path, line).offset for line in (b"one\n", b"two\n", b"\n")] == [0, 4, 8]
     assert path.read_bytes() == b"one\ntwo\n\n"
 
 
@@ -45,7 +45,7 @@ def test_append_is_all_or_nothing(path: Path) -> None:
         jsonl.append(path, b"y" * 5000 + b"\n")
     assert path.read_bytes() == b"x" * 1000 + b"\n"
     assert str(caught.value).startswith(f"{path} cannot grow: ")
-    assert jsonl.append(path, b"again\n") == 1001
+    assert jsonl.append(path, b"again\n").offset == 1001
 
 
 def test_append_on_a_full_disk(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_append_on_a_full_disk(tmp_path: Path) -> None:
             jsonl.append(path, b"z" * 50_000 + b"\n")
         assert path.read_bytes() == b"one\n"
         ballast.unlink()
-        assert jsonl.append(path, b"z" * 50_000 + b"\n") == 4
+        assert jsonl.append(path, b"z" * 50_000 + b"\n").offset == 4
 
 
 @pytest.mark.parametrize(

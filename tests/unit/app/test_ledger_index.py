@@ -244,7 +244,7 @@ def test_an_index_that_is_deleted_within_a_commit(
     fill(ledger)
     append = jsonl.append
 
-    def append_and_delete(path: Path, data: bytes) -> int:
+    def append_and_delete(path: Path, data: bytes) -> jsonl.Appended:
         folder.index.unlink()
         return append(path, data)
 
@@ -253,6 +253,26 @@ def test_an_index_that_is_deleted_within_a_commit(
         assert ledger.commit([pen("s6", tokens=3)]).new == [True]
     assert ledger.commit([pen("s0"), pen("s6"), pen("s7")]).new == [False, False, True]
     assert picture(ledger) == fresh_picture(folder)
+
+
+def test_a_line_that_is_edited_right_after_a_commit(
+    ledger: Ledger, folder: DatasetFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hand edit between the write and the look at the file is no part of the commit: it is found at the next look."""
+    ledger.commit([pen("a")])
+    append = jsonl.append
+
+    def append_and_edit(path: Path, data: bytes) -> jsonl.Appended:
+        appended = append(path, data)
+        path.write_bytes(path.read_bytes().removeprefix(pen("a").line))
+        return appended
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "append", append_and_edit)
+        ledger.commit([pen("b")])
+    ledger.catch_up()
+    assert picture(ledger) == fresh_picture(folder)
+    assert ledger.look_up(["a"]) == {}
 
 
 def test_many_lines_are_indexed_in_pieces(ledger: Ledger, folder: DatasetFolder) -> None:

@@ -330,11 +330,20 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path) -> None:
 
 
 def test_scanning_and_indexing_agree(tmp_path: Path) -> None:
-    """The counts by reading equal the counts of the index."""
+    """The counts by reading equal the counts of the index, with a line that holds a number no answer can have, too."""
     with fill(tmp_path, accepted=40, pending=5) as ledger:
         failed = [Pen(Kind.FAILED, "s40", line({"id": "s40", "reason": "timeout"}), "timeout")]
         ledger.commit(failed)
-        assert scan_totals(ledger.folder) == ledger.totals()
+        foreign = [
+            {"id": "s41", "usage": {"completion_tokens": -7}},
+            {"id": "s42", "usage": {"completion_tokens": "x"}},
+        ]
+        with ledger.folder.lines(Kind.ACCEPTED).open("ab") as file:
+            file.writelines(map(line, foreign))
+        ledger.catch_up()
+        scanned = scan_totals(ledger.folder)
+        assert scanned == ledger.totals()
+        assert scanned.by_kind[Kind.ACCEPTED] == (41, 400)
 
 
 def test_progress_files_are_whole_and_strict(tmp_path: Path) -> None:

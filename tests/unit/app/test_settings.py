@@ -278,11 +278,12 @@ def test_unknown_entries_of_files_are_told(tmp_path: Path, monkeypatch: pytest.M
     """A misspelt name in `.env` or `promptmill.toml` is named with its file, like a misspelt variable."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".env").write_text("MILL_MODEL_URL=http://a:1\nOTHER=1\n", encoding="utf-8")
-    (tmp_path / "promptmill.toml").write_text("max_inflight = 3\nlease_s = 9\n", encoding="utf-8")
+    (tmp_path / "promptmill.toml").write_text("max_inflight = 3\nlease_s = 9\nMILL_TOP_K = 1\n", encoding="utf-8")
     useless = "is not a setting of promptmill and has no effect; did you mean"
     assert settings.unknown_variables({"MILL_MODEL": "m"}) == [
-        f"max_inflight in promptmill.toml {useless} MILL_MAX_IN_FLIGHT?",
         f"MILL_MODEL_URL in .env {useless} MILL_MODEL_URLS?",
+        f"MILL_TOP_K in promptmill.toml {useless} top_k?",
+        f"max_inflight in promptmill.toml {useless} max_in_flight?",
     ]
 
 

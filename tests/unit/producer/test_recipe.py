@@ -210,3 +210,5 @@ def test_the_shown_recipe_loads(tmp_path: Path) -> None:
         ("support", 1, 0.2),
     ]
     assert plan[1].reading.columns == "prompt=question,id=uid"
+    trial = recipe.load(written(tmp_path, shown)).plan(limit_scale=0.01)
+    assert [one.reading.limit for one in trial] == [120, 20]

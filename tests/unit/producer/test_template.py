@@ -9,7 +9,7 @@ import pytest
 
 from app.errors import UsageError
 from producer import template
-from producer.template import TemplateRefusedError
+from producer.tokenizers import TemplateRefusedError
 
 CHATML = (
     "{% if tools %}tools: {{ tools | map(attribute='function.name') | join(',') }}\n{% endif %}"

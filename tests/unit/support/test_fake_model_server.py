@@ -18,9 +18,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.model_rules import Rule, RuleBook
-from tests.support.model_server import ModelServer
-from tests.support.model_shapes import EOS_ID, decode
+from producer.simulator.rules import Rule, RuleBook
+from producer.simulator.server import ModelServer
+from producer.simulator.shapes import EOS_ID, decode
 from tests.support.processes import PROJECT_ROOT, ManagedProcess, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -374,7 +374,7 @@ def test_runs_as_a_program(tmp_path: Path) -> None:
     """As a program it says where it listens, follows its rules file, shows its tallies and ends at SIGTERM."""
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps({"rules": [{"match": "a", "content": "b"}], "server": {"model": "m"}}))
-    command = [sys.executable, "-m", "tests.support.model_server", "--port", "0", "--rules", str(rules)]
+    command = [sys.executable, "-m", "producer.simulator.server", "--port", "0", "--rules", str(rules)]
     with ManagedProcess(command, log_dir=tmp_path, name="model", cwd=PROJECT_ROOT) as program:
         url = json.loads(program.wait_for_output("listening"))["listening"]
         data = json.dumps(request("a") | {"model": "m"}).encode()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from producer.simulator.ports import free_port
+from producer.simulator.server import ModelServer
 from tests.support.fake_client import until
-from tests.support.model_server import ModelServer
-from tests.support.ports import free_port
 from workers.clients.backends import DIALECTS, UNKNOWN, Backend, identify
 from workers.clients.link import Link, LinkOptions
 from workers.clients.parameters import Allowance

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.records import Completion, Usage
-from tests.support.model_tokens import decode, encode
+from producer.simulator.tokens import decode, encode
 from workers.clients.exact import CHECK_EVERY, Checks, with_check, with_sure_ids
 
 

@@ -86,7 +86,7 @@ def test_a_worker_that_ends_while_it_waits_for_the_disk(
             shutil.rmtree(stage.folder.path)
         slot = stage.start()
         wait_until(lambda: stage.recorder.stalled)
-        assert (books.flights(DATASET), stage.story.datasets) == ({}, {DATASET})
+        assert (books.flights(DATASET), stage.story.intake.datasets) == ({}, {DATASET})
         stage.stopping = True
         with pytest.raises(HandedBack):
             slot.result(_WAIT_S)

@@ -15,17 +15,19 @@ from celery import Celery
 
 import app as ground_floor
 from app import celery as mill_celery
+from app.broker import parse
 from app.errors import BrokerUnreachableError, DiskFullError, SettingError, StoreError, UnwritableError, UsageError
 from app.places import DatasetFolder
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket
+from producer.simulator.ports import free_port
 from tests.conftest import ModelServerFactory
 from tests.support.folders import largest_file, pen
-from tests.support.ports import free_port
 from tests.support.processes import wait_until
 from workers.intake import HandedBack
 from workers.mill import Mill, raise_file_limit
 from workers.permits import Gate
+from workers.reporter import Reporter
 
 DATASET = "d"
 _WAIT_S = 30.0
@@ -114,6 +116,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_request(
         build(start=False)
     assert not folder.path.exists()
     assert server.stats["paths"] == {}
+
+
+def test_folders_of_hidden_states_are_left_to_those_who_make_them(
+    build: Build, list_: Queue, model_server: ModelServerFactory
+) -> None:
+    """A worker that asks model servers, and never writes hidden states, starts where their folder is not."""
+    model_server()
+    list_.register("d.hidden", "f" * 16, {})
+    list_.put("d.hidden", [Sample(id="a", messages=[], settings="f" * 16)])
+    assert build(start=False).describe().startswith("4 slots")
 
 
 def test_too_little_space_is_refused(
@@ -205,18 +217,15 @@ def test_progress_is_written(
     wait_until(accepted, _WAIT_S, "progress that counts the record")
 
 
-def test_without_datasets_there_is_no_progress(
-    build: Build, list_: Queue, folder: DatasetFolder, model_server: ModelServerFactory
-) -> None:
+def test_without_datasets_there_is_no_progress(list_: Queue, folder: DatasetFolder) -> None:
     """A worker that waits for its first dataset writes nothing, and writes as soon as there is one."""
-    model_server()
     list_.client.flushall()
-    mill = build(MILL_PROGRESS_S="3600")
-    mill._write_progress()
+    reporter = Reporter(list_, folder.path.parent, parse("redis://127.0.0.1/0"))
+    reporter.write()
     assert not folder.progress.exists()
     assert not folder.progress_log.exists()
     list_.register(DATASET, "f" * 16, {})
-    mill._write_progress()
+    reporter.write()
     assert folder.progress.exists()
     assert folder.progress_log.exists()
 

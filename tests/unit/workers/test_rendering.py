@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.errors import UsageError
+from app.extraction import SourceRecord
+from producer.simulator.tokens import MARKS, decode, encode
 from tests.support.byte_tokenizer import PlainByteTokenizer, make_byte_tokenizer
-from tests.support.model_tokens import MARKS, decode, encode
 from tests.support.templates import OPENED, STRICT
+from tests.unit.app.test_extraction import plan
+from workers.extract.model import ModelUnusableError
+from workers.extract.tokens import Retokenizer
 from workers.rendering import PromptRefusedError, Tokenizer, Tokenizers, load
 
 USER = {"role": "user", "content": "Hi \U0001f305 <think>"}
@@ -58,6 +63,12 @@ def test_options_reach_the_template(sampling: dict[str, Any], options: dict[str,
     """The template's options are the dataset's; an effort turns thinking on or off unless an option says otherwise."""
     asked = rendered(USER, sampling=sampling)
     assert {name: asked[name] for name in asked if name not in {"turns", "tools", "add_generation_prompt"}} == options
+
+
+def test_options_that_are_none_are_refused() -> None:
+    """Options of the wrong type, which a request's further fields may hold, are refused as servers refuse them."""
+    with pytest.raises(PromptRefusedError, match="chat_template_kwargs is no JSON object"):
+        rendered(USER, sampling={"chat_template_kwargs": "enable_thinking"})
 
 
 def test_an_opened_thought_is_seen() -> None:
@@ -131,6 +142,19 @@ def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path, template: Any
         load(str(folder))
     with pytest.raises(UsageError, match=r"cannot be loaded \(.*\); set MILL_TOKENIZER"):
         load(str(tmp_path / "nowhere"))
+
+
+def test_a_retokenizer_says_that_a_tokenizer_is_broken(tmp_path: Path) -> None:
+    """A tokenizer.json that cannot be understood, for which the library raises a bare Exception, is one sentence."""
+    pytest.importorskip("transformers")
+    folder = make_byte_tokenizer(tmp_path)
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "model": {"type": "none"}}), encoding="utf-8")
+    record = SourceRecord(id="a", messages=[USER], content="No.")
+    with pytest.raises(
+        ModelUnusableError, match=r"^The tokenizer of .* cannot be loaded: data did not match [^\n]+\.$"
+    ):
+        Retokenizer().sequence(record, plan(model=str(folder), retokenize=True))
 
 
 def test_without_the_library_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,7 +148,7 @@ def test_a_sample_is_asked_and_recorded(stage: Stage, books: Queue, ledger: Ledg
     assert entry.kind is Kind.ACCEPTED
     assert b'"worker":"me"' in ledger.read(entry)
     assert (_waits(books, "a"), _waits(books, "b")) == (False, True)
-    assert stage.story.busy == 0
+    assert stage.story.intake.busy == 0
 
 
 def test_a_rejected_sample_is_no_failure(stage: Stage, books: Queue, folder: DatasetFolder, client: FakeClient) -> None:
@@ -275,7 +275,7 @@ def test_a_second_copy_of_a_ticket(stage: Stage, books: Queue, client: FakeClien
     _put(books, "a")
     first = stage.start()
     wait_until(lambda: client.in_flight)
-    assert stage.story.busy == 1
+    assert stage.story.intake.busy == 1
     stage.generate()
     assert not first.done()
     first.result(_WAIT_S)
@@ -326,7 +326,7 @@ def test_poison_is_given_up_unasked(
 ) -> None:
     """A sample over which a third worker died alone fails with that as its record, and no request is made."""
     _suspect(books, "a")
-    assert books.take(DATASET, "a", "third dead worker").ours
+    assert books.take(DATASET, "a", "third dead worker").sample
     with pytest.raises(SampleFailed, match="poison: 3 workers or model servers died while this sample was asked"):
         stage.generate()
     assert (stage.client.requests, _waits(books), _lines(folder, Kind.FAILED)) == ([], False, 1)
@@ -342,7 +342,7 @@ def test_poison_whose_answer_is_on_disk_is_none(
 ) -> None:
     """What was recorded before the last death counts: nothing is given up."""
     _suspect(books, "a")
-    assert books.take(DATASET, "a", "third dead worker").ours
+    assert books.take(DATASET, "a", "third dead worker").sample
     ledger.commit([pen("a")])
     stage.generate()
     assert (_lines(folder), _lines(folder, Kind.FAILED), _waits(books)) == (1, 0, False)
@@ -352,7 +352,7 @@ def test_a_suspect_waits_for_the_lane_in_the_queue(stage: Stage, books: Queue, f
     """While another suspect is asked a suspect's ticket goes back after a while, and later it is asked."""
     _suspect(books, "a", "b")
     _live(books, "other")
-    assert books.take(DATASET, "b", "other").ours
+    assert books.take(DATASET, "b", "other").sample
     with pytest.raises(HandedBack):
         stage.generate()
     assert (stage.client.requests, _waits(books)) == ([], True)
@@ -368,7 +368,7 @@ def test_a_wait_for_the_lane_ends_with_the_worker(stage: Stage, books: Queue, mo
     _live(books, "other")
     books.take(DATASET, "b", "other")
     slot = stage.start()
-    wait_until(lambda: stage.story.busy)
+    wait_until(lambda: stage.story.intake.busy)
     stage.stop()
     with pytest.raises(HandedBack):
         slot.result(_WAIT_S)
@@ -394,7 +394,7 @@ def test_a_servers_death_is_counted_and_the_second_hands_the_sample_back(
     _live(books)
     slot = stage.start()
     wait_until(lambda: endpoint.state is State.DOWN)
-    assert (stage.story.busy, slot.done()) == (1, False)
+    assert (stage.story.intake.busy, slot.done()) == (1, False)
     stage._loop.soon(come_back)
     with pytest.raises(HandedBack):
         slot.result(_WAIT_S)
@@ -451,7 +451,7 @@ def test_a_bug_lets_go_of_the_sample(stage: Stage, books: Queue, client: FakeCli
     _live(books)
     with pytest.raises(KeyError, match="oops"):
         stage.generate()
-    assert (_waits(books), stage.story.busy) == (True, 0)
+    assert (_waits(books), stage.story.intake.busy) == (True, 0)
     assert _is_free(books)
 
 
@@ -488,7 +488,7 @@ def test_a_folder_that_cannot_be_opened_is_waited_for(
     wait_until(lambda: stage.recorder.stalled)
     assert f"{folder.path} is not the folder of the dataset 'd'" in str(stage.recorder.stalled)
     assert "No new request is sent for dataset d." in caplog.text
-    assert stage.recorder.waits(stage.story.datasets)
+    assert stage.recorder.waits(stage.story.intake.datasets)
     assert not stage.client.requests
     folder.path.unlink()
     aside.rename(folder.path)

@@ -13,13 +13,13 @@ import pytest
 from app.errors import UsageError
 from app.records import Completion
 from app.settings import ServerSettings
+from producer.simulator.ports import free_port
+from producer.simulator.rules import Rule
+from producer.simulator.server import ModelServer
+from producer.simulator.shapes import decode as decode_chat
+from producer.simulator.tokens import END, MARKS, decode, encode
 from tests.support.byte_tokenizer import PlainByteTokenizer
 from tests.support.fake_client import until
-from tests.support.model_rules import Rule
-from tests.support.model_server import ModelServer
-from tests.support.model_shapes import decode as decode_chat
-from tests.support.model_tokens import END, MARKS, decode, encode
-from tests.support.ports import free_port
 from workers.clients.base import CallFailed, Client, Request
 from workers.clients.make import make_client
 from workers.faults import Fault

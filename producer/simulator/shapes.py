@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.support.model_rules import AUTO, ECHO, Dialect, Rule, ServerOptions
+from producer.simulator.rules import AUTO, ECHO, Dialect, Rule, ServerOptions
 
 EOS_ID = 0x110000
 THINK_ID = 0x110001

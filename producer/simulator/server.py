@@ -1,7 +1,7 @@
 """A fake vLLM server on a real socket, in a thread of the tests or as a program of its own.
 
 In a test:       with ModelServer(rules=[Rule(match="slow", delay_s=2)]) as server: ... server.url, server.requests
-As a program:    python -m tests.support.model_server --port 8000 --latency 2 --sigma 0.5
+As a program:    python -m producer.simulator.server --port 8000 --latency 2 --sigma 0.5
 
 Besides the chat endpoint it serves /health, /v1/models, /version, /metrics and /inference/v1/generate as vLLM does, or
 /generate, /abort_request and /server_info as SGLang does (by its dialect), `GET /__stats` (the
@@ -23,10 +23,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support.model_engine import Engine, SeenRequest
-from tests.support.model_rules import Rule, RuleBook, ServerOptions, load_rules
-from tests.support.model_wire import Connection
-from tests.support.ports import bound_socket
+from producer.simulator.engine import Engine, SeenRequest
+from producer.simulator.ports import bound_socket
+from producer.simulator.rules import Rule, RuleBook, ServerOptions, load_rules
+from producer.simulator.wire import Connection
 
 _BACKLOG = 4096
 _START_TIMEOUT_S = 30.0
@@ -174,7 +174,7 @@ class ModelServer:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.support.model_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m producer.simulator.server", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument("--rules", type=Path, help="JSON file with rules, default and server")
     parser.add_argument("--latency", type=float, help="mean seconds of an answer")

@@ -18,7 +18,7 @@ def bound_socket(port: int = 0) -> socket.socket:
 
     Raises OSError when the port is taken.
     """
-    candidates = [port] if port else random.Random().sample(range(_LOWEST, _HIGHEST), _TRIES)
+    candidates = [port] if port else random.Random().sample(range(_LOWEST, _HIGHEST), _TRIES)  # noqa: S311 ports
     for number, candidate in enumerate(candidates, start=1):
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.support.model_rules import AUTO, ECHO, Rule, ServerOptions
-from tests.support.model_shapes import Refusal, to_json
+from producer.simulator.rules import AUTO, ECHO, Rule, ServerOptions
+from producer.simulator.shapes import Refusal, to_json
 
 GENERATE_PATH = "/generate"
 TOKENS_PATH = "/inference/v1/generate"

@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.model_rules import Rule, RuleBook, ServerOptions
-from tests.support.model_shapes import chat_answer, error_body, last_user_text, refuse, to_json
-from tests.support.model_tokens import GENERATE_PATH, TOKENS_PATH, prompt_ids, refuse_tokens, tokens_answer, user_text
-from tests.support.model_tokens import PATHS as TOKEN_PATHS
-from tests.support.model_wire import Connection, HttpReply, HttpRequest
+from producer.simulator.rules import Rule, RuleBook, ServerOptions
+from producer.simulator.shapes import chat_answer, error_body, last_user_text, refuse, to_json
+from producer.simulator.tokens import GENERATE_PATH, TOKENS_PATH, prompt_ids, refuse_tokens, tokens_answer, user_text
+from producer.simulator.tokens import PATHS as TOKEN_PATHS
+from producer.simulator.wire import Connection, HttpReply, HttpRequest
 
 CHAT_PATH = "/v1/chat/completions"
 _KEY_CHARS = 200
@@ -60,7 +60,7 @@ class Engine:
         self._paths: Counter[str] = Counter()
         self._statuses: Counter[int] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._random = random.Random(options.seed)
+        self._random = random.Random(options.seed)  # noqa: S311 latencies
         self._start_pause_s = options.start_down_s
         self._busy_s = 0.0
         self._busy_since = time.monotonic()

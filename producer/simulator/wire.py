@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
-from tests.support.model_rules import Drop
+from producer.simulator.rules import Drop
 
 _HEAD_END = b"\r\n\r\n"
 _ENDLESS_PIECE = b" " * 65536
@@ -99,7 +99,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the idle clock."""
-        assert isinstance(transport, asyncio.Transport)
+        if not isinstance(transport, asyncio.Transport):
+            raise TypeError("a server's connection has a transport that can be written to")
         self.transport = transport
         self._handler.connected(self)
         self._expect_request()
@@ -177,7 +178,8 @@ class Connection(asyncio.Protocol):
         return HttpRequest(method, path, headers, body)
 
     def _send(self) -> None:
-        assert self._current is not None
+        if self._current is None:
+            return
         request, reply = self._current
         if reply.drop == "reset":
             self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)

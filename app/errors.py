@@ -13,6 +13,7 @@ MillError                     anything a person should read as one sentence; `ex
 │   ├── UnwritableError         missing rights, a file in its place, a read-only disk
 │   ├── LockedError             somebody holds the folder's lock for too long (app/lock.py)
 │   └── DiskFullError           no space left
+├── LookFailedError           the model servers could not be looked at (producer/doctor/looking.py; exit 1)
 ├── ModelUnusableError        a model to read states from cannot be used (workers/extract/model.py; exit 1)
 └── IncompleteError           the command ran, but something is incomplete or failed (exit 1)
     └── NothingExportedError    no record passed (producer/export/report.py)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,7 +18,7 @@ from app.ledger import Ledger
 from app.lock import LOOK_PATIENCE_S
 from app.places import DatasetFolder, folder_name
 from app.queue import Queue, read_flight
-from app.records import ASKED_AGAIN, Kind, Message, Sample
+from app.records import ASKED_AGAIN, RECORDED, Kind, Message, Sample, split_turn
 
 
 class Flight(msgspec.Struct, frozen=True):
@@ -77,6 +78,47 @@ def find_sample(queue: Queue | None, folder: DatasetFolder, sample_id: str) -> F
         flight=flight,
         waits=waiting is not None if reachable else None,
     )
+
+
+class FoundTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A turn of a conversation whose turns are all made anew."""
+
+    path: Path
+    """The file that holds it."""
+    entry: Entry
+    record: dict[str, Any]
+
+
+def find_turn(folder: DatasetFolder, id_: str) -> FoundTurn:
+    """Return a turn, by an id such as `ID#turn2`: its own line, or the conversation's for the last one.
+
+    Raises UsageError where there is none, StoreError for a folder that cannot be read.
+    """
+    sample_id, _ = split_turn(id_)
+    conversation = _find_line(folder, sample_id)
+    record = conversation.record if conversation else {}
+    named = [turn["id"] for turn in record.get("turns") or ()]
+    if conversation is not None and named and named[-1] == id_:
+        return conversation
+    settings = [record["settings"]] if id_ in named else sorted(path.name for path in folder.all_turns.glob("*"))
+    for fingerprint in settings:
+        found = _find_line(folder.turns(fingerprint), id_)
+        if found is not None:
+            return found
+    raise UsageError(f"{folder.path} knows no turn {id_!r}; producer show {sample_id} lists those that it has.")
+
+
+def _find_line(folder: DatasetFolder, id_: str) -> FoundTurn | None:
+    """Return the record of an id in one folder, if there is one."""
+    if not folder.path.is_dir():
+        return None
+    with Ledger(folder, patience_s=LOOK_PATIENCE_S) as ledger:
+        ledger.catch_up()
+        entry = ledger.look_up([id_]).get(id_)
+        if entry is None or entry.kind not in RECORDED:
+            return None
+        record = cast("dict[str, Any]", msgspec.json.decode(ledger.read(entry, id_)))
+        return FoundTurn(path=folder.lines(entry.kind), entry=entry, record=record)
 
 
 def _read_entry(queue: Queue | None, folder: DatasetFolder, sample_id: str) -> tuple[str, Entry | None]:

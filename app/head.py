@@ -13,6 +13,10 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
+class _Turn(msgspec.Struct):
+    usage: _Usage | None = None
+
+
 class Head(msgspec.Struct):
     """The fields that the index holds."""
 
@@ -20,11 +24,13 @@ class Head(msgspec.Struct):
     round: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_COUNT)] = 0
     reason: str | None = None
     usage: _Usage | None = None
+    turns: list[_Turn] | None = None
 
     @property
     def tokens(self) -> int:
-        """Completion tokens; 0 where unknown, and where a count is none that an answer can have."""
-        tokens = (self.usage.completion_tokens or 0) if self.usage else 0
+        """Completion tokens of all turns; 0 where unknown, and where a count is none that an answer can have."""
+        usages = [turn.usage for turn in self.turns] if self.turns else [self.usage]
+        tokens = sum((usage.completion_tokens or 0) if usage else 0 for usage in usages)
         return tokens if 0 <= tokens <= LARGEST_COUNT else 0
 
 

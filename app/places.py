@@ -107,6 +107,15 @@ class DatasetFolder:
         """One appended snapshot per interval."""
         return self.path / "progress.jsonl"
 
+    @property
+    def all_turns(self) -> Path:
+        """The folder that holds, for each fingerprint of settings, one that remembers single turns of conversations."""
+        return self.path / "turns"
+
+    def turns(self, settings: str) -> DatasetFolder:
+        """Return the one of those folders for the settings of that fingerprint."""
+        return DatasetFolder(self.all_turns / filename_safe(settings))
+
     def lines(self, kind: Kind) -> Path:
         """Return the append-only file whose lines say `kind`."""
         return self.path / FILE_OF_KIND[kind]

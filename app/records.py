@@ -22,6 +22,9 @@ BAD_REQUEST = "bad_request"
 REFUSED_FOR_GOOD = frozenset({CONTEXT_OVERFLOW, BAD_REQUEST})
 """Why a sample failed that the server refuses each time, as long as it is asked in the same way."""
 
+TURN_MARK = "#turn"
+"""Parts a sample's id from the number of its turn; no sample's own id holds a `#`."""
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAFE_ID_CHARS = 64
 _DIGEST_CHARS = 12
@@ -144,6 +147,20 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     """The server's or the transport's words, bounded."""
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn that was made anew, as the record of its conversation tells of it."""
+
+    id: str
+    messages: int
+    """How many messages stood before it."""
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    latency_s: float | None = None
+    attempts: int = 0
+    request_id: str | None = None
+    endpoint: str | None = None
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One line of `raw_responses.jsonl`, `rejected.jsonl` or `failures.jsonl`."""
 
@@ -195,6 +212,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the last call alone, waiting for a permit not included."""
     worker: str | None = None
     request_id: str | None = None
+    turns: list[Turn] | msgspec.UnsetType = msgspec.UNSET
+    """Of a conversation whose turns were all made anew: each of them; the last one is what the record holds."""
+    ended: str | msgspec.UnsetType | None = msgspec.UNSET
+    """Why such a conversation ended before the source's did; None: it did not."""
+    source_messages: list[Message] | msgspec.UnsetType = msgspec.UNSET
+    """The source's own messages of such a conversation: what its id is made of, and what a retry asks."""
     schema: int = SCHEMA_VERSION
 
 
@@ -256,6 +279,17 @@ def sample_seed(run_seed: int, id_: str) -> int:
     """Return the sample's own seed (0 <= seed < 2**31), so that a resume changes no draw."""
     digest = hashlib.sha256(f"{run_seed}:{id_}".encode()).digest()
     return int.from_bytes(digest[:4], "big") & 0x7FFFFFFF
+
+
+def turn_id(id_: str, number: int) -> str:
+    """Return the id of a sample's turn, counted from 1."""
+    return f"{id_}{TURN_MARK}{number}"
+
+
+def split_turn(id_: str) -> tuple[str, int | None]:
+    """Return a sample's id and the number of its turn; of an id that names no turn None."""
+    sample, mark, number = id_.rpartition(TURN_MARK)
+    return (sample, int(number)) if mark and number.isascii() and number.isdigit() else (id_, None)
 
 
 def encode_line(value: msgspec.Struct) -> bytes:

@@ -10,8 +10,8 @@ import msgspec
 from app import jsonl, manifest, settings
 from app.errors import UnwritableError
 from app.ledger import Ledger, Pen
-from app.records import Completion, Kind, Verdict
-from app.verdict import Rules, judge
+from app.records import Completion, Kind, Turn, Verdict
+from app.verdict import Rules, earlier_tokens, judge
 
 JUDGED = (Kind.ACCEPTED, Kind.REJECTED)
 """The kinds of record that hold an answer."""
@@ -28,10 +28,17 @@ class Answered(Completion, frozen=True, kw_only=True):
     settings: str = ""
     """Fingerprint of the settings that it was asked with."""
     finished_at: float | None = None
+    turns: tuple[Turn, ...] = ()
+    """Of a conversation whose turns were all made anew: each of them."""
 
 
 decode = msgspec.json.Decoder(Answered).decode
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def judge_again(answered: Answered, rules: Rules) -> Verdict:
+    """Return the verdict by other rules: of a conversation on its last turn, and as short on all of them."""
+    return judge(answered, rules, earlier_tokens=earlier_tokens(answered.turns[:-1]))
 
 
 def relabel(data: bytes, verdict: Verdict) -> bytes:
@@ -90,7 +97,7 @@ class Revision:
         rules = self._rules[answered.settings]
         if rules is None:
             return pen
-        verdict = judge(answered, rules)
+        verdict = judge_again(answered, rules)
         if (verdict.kind, verdict.reason or "") == (pen.kind, pen.reason):
             return pen
         line = relabel(pen.line, verdict) + b"\n"

@@ -12,7 +12,7 @@ from app import manifest
 from app.feeder import Feeder
 from app.ledger import Ledger
 from app.queue import Queue
-from app.records import Kind, Sample
+from app.records import Kind, Message, Sample
 
 _CHUNK = 500
 
@@ -85,10 +85,22 @@ def _recorded(ledger: Ledger, *, kind: Kind, reason: str | None) -> Iterator[Sam
     """Yield the failed or rejected samples, as they were asked, from their records."""
     for id_, entry in ledger.entries(kind):
         if reason is None or entry.reason == reason:
-            yield _decode_asked(ledger.read(entry, id_))
+            yield _decode_asked(ledger.read(entry, id_)).sample()
 
 
-_decode_asked = msgspec.json.Decoder(Sample).decode  # a record has all the fields of its sample
+class _Asked(Sample, frozen=True, kw_only=True):
+    """What a record, which has all the fields of its sample, says of it."""
+
+    source_messages: list[Message] | None = None
+    """What was asked, where `messages` are a conversation whose turns were made anew."""
+
+    def sample(self) -> Sample:
+        """Return the sample as it was asked."""
+        fields = {name: getattr(self, name) for name in Sample.__struct_fields__}
+        return Sample(**{**fields, "messages": self.source_messages or self.messages})
+
+
+_decode_asked = msgspec.json.Decoder(_Asked).decode
 
 
 def _next_round(ledger: Ledger, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, Kind]]:

@@ -18,6 +18,7 @@ import pydantic
 import pydantic_settings
 from pydantic import Field, SecretStr
 
+from app import draws
 from app.errors import SettingError
 from app.places import Keys, StateDir
 from app.verdict import Rules
@@ -101,8 +102,13 @@ class ServerSettings(_Group):
     """Sent as the bearer token."""
     max_in_flight: int = Field(default=128, ge=1, le=65536)
     """Requests in flight per endpoint, over all workers and hosts."""
-    request_timeout_s: float = Field(default=1800, gt=0)
-    """Seconds without an answer after which a call has failed."""
+    request_timeout_s: Annotated[float, Field(gt=0)] | Literal["auto"] = 1800
+    """Seconds without an answer (streamed: without its first token) after which a call has failed; auto: worked out
+    from max_tokens and the server's observed speed."""
+    stream: bool = False
+    """Have answers streamed, so that one that stands still is found."""
+    stall_timeout_s: float = Field(default=60, gt=0)
+    """Seconds without a token after which a stream that has begun has failed."""
     connect_timeout_s: float = Field(default=30, gt=0)
     """Seconds within which a connection must be made."""
     max_body_mb: float = Field(default=64, gt=0)
@@ -183,8 +189,10 @@ class GenerationSettings(_Group):
     """The model's name for the server; unset: the one the server lists first."""
     max_tokens: int = Field(default=8192, ge=1)
     """The longest answer in tokens."""
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
+    temperature: float | str | None = None
+    """A number, or a distribution (see app.draws)."""
+    top_p: float | str | None = None
+    """As temperature."""
     top_k: int | None = Field(default=None, ge=-1)
     min_p: float | None = Field(default=None, ge=0, le=1)
     repetition_penalty: float | None = Field(default=None, gt=0)
@@ -193,6 +201,7 @@ class GenerationSettings(_Group):
     stop: Annotated[tuple[str, ...] | None, pydantic_settings.NoDecode] = None
     """Stop strings (a JSON list in the environment)."""
     reasoning_effort: str | None = None
+    """A word, or weighted words (see app.draws)."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Template options as JSON, such as {"enable_thinking": true}."""
     extra_body: dict[str, Any] | None = None
@@ -209,6 +218,8 @@ class GenerationSettings(_Group):
     """Accept answers with a think tag in their content."""
     max_repetition: float | None = Field(default=None, ge=0, le=1)
     """Answers of which a greater share repeats itself are rejected as repetition; unset: none is."""
+    turns: Literal["last", "all"] = "last"
+    """Which assistant turns of a conversation are made anew; all: each in order, on the history made so far."""
 
     @pydantic.field_validator("stop", mode="before")
     @classmethod
@@ -216,6 +227,11 @@ class GenerationSettings(_Group):
         if isinstance(value, str):
             return tuple(json.loads(value)) if value.lstrip().startswith("[") else (value,)
         return value
+
+    @pydantic.field_validator(*draws.DRAWN, mode="before")
+    @classmethod
+    def _check_drawn(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        return None if value is None else draws.checked(str(info.field_name), value)
 
     @pydantic.field_validator("extra_body")
     @classmethod
@@ -229,22 +245,27 @@ class GenerationSettings(_Group):
         content = self.model_dump(mode="json", exclude_none=True)
         if not self.allow_think_leak:
             del content["allow_think_leak"]  # manifests that are older than the setting do not have it
+        if self.turns == "last":
+            del content["turns"]  # the same
         return content
 
     def rules(self) -> Rules:
         """Return what is asked of the completions."""
         return Rules(**{name: getattr(self, name) for name in Rules.__struct_fields__})
 
-    def sampling(self) -> dict[str, Any]:
-        """Return the request fields: only what was set (and max_tokens, which always is)."""
+    def sampling(self, sample_id: str) -> dict[str, Any]:
+        """Return a sample's request fields: only what was set (and max_tokens, which always is), and its own draws."""
         fields = self.model_dump(mode="json", exclude_none=True, exclude=_NOT_SENT)
+        for name in draws.DRAWN:
+            if name in fields:
+                fields[name] = draws.draw(name, fields[name], self.seed, sample_id)
         fields.update(self.extra_body or {})
         return fields
 
 
 _OWN_FIELDS = {"model", "messages", "tools", "stream", "stream_options", "n"}
 """Request fields that promptmill fills itself, or whose answers it could not read."""
-_NOT_SENT = {"model", "extra_body", "seed", "system", *Rules.__struct_fields__}
+_NOT_SENT = {"model", "extra_body", "seed", "system", "turns", *Rules.__struct_fields__}
 
 GROUPS: tuple[type[_Group], ...] = (
     BrokerSettings,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 
 import msgspec
 
-from app.records import Completion, Kind, Verdict
+from app.records import Completion, Kind, Record, Turn, Verdict
 from app.repetition import is_repetitive
 
 _THINK_TAGS = ("<think>", "</think>")
@@ -51,17 +52,18 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """The share of 16-grams that may be repeated (app/repetition.py); None: any."""
 
 
-def judge(completion: Completion, rules: Rules) -> Verdict:
+def judge(completion: Completion, rules: Rules, *, earlier_tokens: int | None = 0) -> Verdict:
     """Return ACCEPTED, or REJECTED with the first rule that the completion breaks, in the order of `Reason`.
 
     Tokens are those the server reported, else the number of exact output ids; where neither is known, the rule for
-    short answers is not applied. White space alone is nothing. A think tag in the content is a leak wherever it
-    stands, also in an answer about think tags: the text is kept, and the rule can be changed without asking again.
-    `keep_truncated` accepts cut answers, but never one without an answer. Reasoning and content may run in a loop each
-    by itself.
+    short answers is not applied. A conversation is judged by its last turn, and as short by all of them:
+    `earlier_tokens` are those of the turns before, None where they are not known. White space alone is nothing. A think
+    tag in the content is a leak wherever it stands, also in an answer about think tags: the text is kept, and the rule
+    can be changed without asking again. `keep_truncated` accepts cut answers, but never one without an answer.
+    Reasoning and content may run in a loop each by itself.
     """
     reason = _ending(completion, keep_truncated=rules.keep_truncated) or _emptiness(completion)
-    reason = reason or _text(completion, rules)
+    reason = reason or _text(completion, rules, earlier_tokens)
     return Verdict(Kind.ACCEPTED) if reason is None else Verdict(Kind.REJECTED, reason.value)
 
 
@@ -89,14 +91,20 @@ def _emptiness(completion: Completion) -> Reason | None:
     return Reason.ANSWER_IN_REASONING if _says_something(completion.reasoning) else Reason.EMPTY
 
 
-def _text(completion: Completion, rules: Rules) -> Reason | None:
+def earlier_tokens(turns: Iterable[Record | Turn]) -> int | None:
+    """Return the completion tokens of a conversation's turns; None where those of one are not known."""
+    counts = [turn.usage.completion_tokens for turn in turns]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _text(completion: Completion, rules: Rules, earlier: int | None) -> Reason | None:
     content = completion.content or ""
     if not rules.allow_think_leak and any(tag in content for tag in _LEAKS):
         return Reason.THINK_LEAK
     if completion.unparsed_calls:
         return Reason.UNPARSED_CALLS
     tokens = _completion_tokens(completion)
-    if tokens is not None and tokens < rules.min_completion_tokens:
+    if tokens is not None and earlier is not None and earlier + tokens < rules.min_completion_tokens:
         return Reason.TOO_SHORT
     texts = (content, completion.reasoning or "")
     most = rules.max_repetition

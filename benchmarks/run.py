@@ -14,6 +14,8 @@ NAMES = (
     "resume",
     "enqueue",
     "export",
+    "client_cost",
+    "connections",
     "worker_cpu",
     "memory",
     "occupancy",

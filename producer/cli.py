@@ -11,12 +11,14 @@ import app as ground_floor
 from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED, EXIT_USAGE, MillError
 from producer.commands import (
     bound,
+    doctor,
     enqueue,
     export,
     extract,
     look,
     preview,
     reclassify,
+    rehearse,
     report,
     run,
     services,
@@ -67,6 +69,8 @@ _COMMANDS = (
     enqueue,
     run,
     preview,
+    rehearse,
+    doctor,
     services,
     watch,
     report,

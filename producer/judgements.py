@@ -15,8 +15,8 @@ import msgspec
 from app import jsonl
 from app.places import DatasetFolder
 from app.records import Kind, Verdict
-from app.rejudge import JUDGED, decode, relabel
-from app.verdict import Rules, judge
+from app.rejudge import JUDGED, decode, judge_again, relabel
+from app.verdict import Rules
 from producer.scratch import growing, private_database
 
 _UNSOUND, _GOOD = 0, 1
@@ -117,7 +117,7 @@ class Judgements:
             self.unsound += 1
             self._note(file, _UNSOUND, 0, last)
             return
-        reason = judge(answered, self._rules).reason
+        reason = judge_again(answered, self._rules).reason
         code = self._code(reason) if reason else _GOOD
         self._note(file, code, self._code(answered.reason or ""), max(last, answered.finished_at or last))
         with growing(_SCRATCH):

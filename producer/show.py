@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.find import FoundSample
+from app.find import FoundSample, FoundTurn
 from app.index import Entry
 from app.places import DatasetFolder
 from app.records import Kind
@@ -56,6 +56,7 @@ def answer(record: Mapping[str, Any], *, full: bool) -> Iterator[str]:
     """Yield how a record was made, each call that failed on the way, and what was answered."""
     chars = None if full else SHOWN_CHARS
     yield harmless(_circumstances(record))
+    yield from _turns(record)
     for fault in record.get("faults") or ():
         when, where = _moment(fault.get("at")), fault.get("endpoint")
         yield cut(f"  failed call: {fault.get('fault')} at {when} by {where}: {fault.get('message', '')}", chars)
@@ -65,6 +66,34 @@ def answer(record: Mapping[str, Any], *, full: bool) -> Iterator[str]:
         folded = "" if full or len(reasoning) <= _REASONING_CHARS else f" ({len(reasoning):,} characters, --full: all)"
         yield f"[reasoning{folded}] {cut(reasoning, None if full else _REASONING_CHARS)}"
     yield from _message({"role": "answer", **_said(record)}, chars)
+
+
+def turn_story(found: FoundTurn, id_: str, *, full: bool) -> Iterator[str]:
+    """Yield all that is known of one turn of a conversation."""
+    yield harmless(f"{id_} of {found.record.get('dataset')}: {_verdict(found.record)}")
+    yield _place(found.path, found.entry)
+    yield "--- history"
+    yield from prompt(found.record.get("messages"), found.record.get("tools"), full=full)
+    yield "--- turn"
+    yield from answer({**found.record, "turns": None}, full=full)
+
+
+def _turns(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each turn of a conversation whose turns were all made anew."""
+    for turn in record.get("turns") or ():
+        usage, latency_s = turn.get("usage") or {}, turn.get("latency_s")
+        parts = [
+            f"after {counted(turn.get('messages', 0), 'message')}",
+            counted(turn.get("attempts", 0), "call"),
+            f"{latency_s:.1f} s" if latency_s is not None else None,
+            f"{usage['completion_tokens']:,} tokens" if usage.get("completion_tokens") is not None else None,
+            f"ended by {turn['finish_reason']}" if turn.get("finish_reason") else None,
+        ]
+        yield harmless(f"  turn {turn.get('id')}: {', '.join(part for part in parts if part)}")
+    if record.get("ended"):
+        yield harmless(f"  the conversation ended early: {record['ended']}")
+    for note in record.get("notes") or ():
+        yield harmless(f"  note: {note}")
 
 
 def _said(record: Mapping[str, Any]) -> dict[str, Any]:

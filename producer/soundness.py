@@ -180,4 +180,6 @@ def true_names(data: bytes) -> set[str]:
 def _names_of(sample: Record | Sample) -> set[str]:
     copy = _COPY.search(sample.id)
     copies = {1, int(copy.group(1)) if copy else 1}
-    return {sample_id(sample.messages, sample.tools, source_id=sample.source.id, copy=copy) for copy in copies}
+    own = sample.source_messages if isinstance(sample, Record) else None
+    messages = own or sample.messages
+    return {sample_id(messages, sample.tools, source_id=sample.source.id, copy=copy) for copy in copies}

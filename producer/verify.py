@@ -19,6 +19,7 @@ from producer.accounts import Counts, Report
 from producer.scan import Question, Scan, Waits
 from producer.states import check_files
 from producer.texts import subject
+from producer.turns import missing_turns
 from producer.waiting import note_redis
 
 LOOK_AGAIN_S = 1.0
@@ -94,6 +95,7 @@ class Audit:
         self._check_index()
         self._check_leftovers()
         self._check_states()
+        self._check_turns()
         return Report(
             dataset=self.dataset,
             at=time.time(),
@@ -276,6 +278,17 @@ class Audit:
             self._problems.append(
                 f"{subject(found.bad, 'recorded file')} missing or damaged ({first}); {again} makes them anew."
             )
+
+    def _check_turns(self) -> None:
+        """Find turns of accepted conversations that are gone; only their exact token ids are lost with them."""
+        try:
+            found = missing_turns(self.ledger)
+        except StoreError as error:
+            self._problems.append(str(error))
+            return
+        self.notes += found.mended
+        if found.turns:
+            self._problems.append(found.sentence(self.ledger))
 
 
 def enqueue_command(known: manifest.Manifest) -> str:

@@ -138,7 +138,7 @@ class Caller:
                 if is_held():
                     raise Held
                 model = generation.model or await model_of(endpoint)
-                request = _request(sample, generation, model, call=tries.calls + 1)
+                request = request_of(sample, generation, model, call=tries.calls + 1)
                 await endpoint.client.identify()
                 if why := endpoint.client.refusal(request):
                     raise ParametersRefusedError(f"{endpoint.shown}: {why}")
@@ -236,13 +236,13 @@ class Caller:
         )
 
 
-def _request(sample: Sample, generation: GenerationSettings, model: str | None, *, call: int) -> Request:
+def request_of(sample: Sample, generation: GenerationSettings, model: str | None, *, call: int) -> Request:
     """Return what a sample's call with that number, from 1 on, asks."""
     return Request(
         messages=sample.messages,
         tools=sample.tools,
         model=model or "default",
-        sampling=generation.sampling(),
+        sampling=generation.sampling(sample.id),
         seed=None if generation.seed is None else sample_seed(generation.seed, sample.id),
         request_id=f"{sample.id}-r{sample.round}-a{call}",
     )

@@ -17,6 +17,7 @@ from workers.permits import Pool
 
 _RETURN_CEILING = 4
 """Calls that a server which has just come back is sent at once; doubled twice a second."""
+_TOKEN_EVERY_S = 1.0
 _KEPT_LATENCIES = 256
 """Answers from whose latencies the usual one is worked out."""
 
@@ -157,7 +158,9 @@ class Endpoint:
         self.calls.add(call)
         try:
             async with call.limit:
-                answer = await self.client.complete(request)
+                answer = await self.client.complete(
+                    dataclasses.replace(request, on_token=lambda: self._hear_token(call))
+                )
         except TimeoutError as error:
             if call.lost is None:
                 raise
@@ -172,6 +175,11 @@ class Endpoint:
         self.newest_answered = max(self.newest_answered, call.started)
         self.latencies.append(answer.latency_s)
         return answer
+
+    def _hear_token(self, call: Call) -> None:
+        """Note that a stream goes on, about once a second: the server is not silent."""
+        if time.monotonic() - self.heard_at >= _TOKEN_EVERY_S:
+            self.hear(call)
 
     def hear(self, call: Call) -> None:
         """Note an answer, whatever it says."""

@@ -26,6 +26,8 @@ class FaultKind(enum.StrEnum):
     CONNECT_TIMEOUT = "connect_timeout"
     TIMEOUT = "timeout"
     """No whole answer within the deadline, ours or the server's own."""
+    STALLED = "stalled"
+    """A streamed answer had begun, and no token came for too long."""
     CONNECTION_LOST = "connection_lost"
     """Reset, cut in the middle of the answer, or closed without one."""
     STALE_CONNECTION = "stale_connection"
@@ -91,6 +93,8 @@ TREATMENTS: Mapping[FaultKind, Treatment] = {
     FaultKind.CONNECT: _FOR_ENDPOINT,
     FaultKind.CONNECT_TIMEOUT: _FOR_ENDPOINT,
     FaultKind.TIMEOUT: _FOR_SAMPLE,
+    # The server or the way to it stands still, mostly; excused a bounded number of times.
+    FaultKind.STALLED: _FOR_FREE,
     # Counted, for a prompt that kills the server looks like this too.
     FaultKind.CONNECTION_LOST: _FOR_SAMPLE,
     FaultKind.STALE_CONNECTION: _FOR_FREE,
@@ -225,16 +229,17 @@ def classify_answer(status: int, headers: Mapping[str, str], body: bytes, *, now
     return make_fault(_kind_of(status, signs), message, status=status, retry_after_s=retry_after)
 
 
-def classify_error_body(obj: Any) -> Fault:
+def classify_error_body(obj: Any, *, streamed: bool = False) -> Fault:
     """Return the fault of an error inside a successful answer, by the error's own code where it has one.
 
     A code of 5xx is a bad answer, which is the sample's: a server that answers with success is not down, and were
-    it taken for that, the sample would be asked for very long.
+    it taken for that, the sample would be asked for very long. In a stream (`streamed`) it is what it says: the status
+    was sent before the server could know.
     """
     words, signs = words_of(obj)
     code = code_of(obj)
     kind = _kind_of(code or 500, signs)
-    if kind in {FaultKind.ENGINE_DEAD, FaultKind.LOADING, FaultKind.SERVER_ERROR}:
+    if not streamed and kind in {FaultKind.ENGINE_DEAD, FaultKind.LOADING, FaultKind.SERVER_ERROR}:
         kind = FaultKind.BAD_ANSWER
     if code is None and kind is not FaultKind.CONTEXT_OVERFLOW:
         kind = FaultKind.BAD_ANSWER

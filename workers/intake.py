@@ -72,7 +72,7 @@ class Intake:
         self._store = store
         self._recorder = recorder
         self._stopping = stopping
-        self._doors: dict[str, _Door] = {}
+        self._doors: dict[tuple[str, str | None], _Door] = {}
         self._lock = threading.Lock()
         self._running = set[Ticket]()
 
@@ -178,7 +178,17 @@ class Intake:
 
         Raises StoreError when the folder cannot be used; slots that wait for one that tries hear the same.
         """
-        door = self._doors.setdefault(dataset, _Door())
+        return self._open(dataset, None)
+
+    def open_turns(self, dataset: str, fingerprint: str) -> Ledger:
+        """Return the ledger that remembers turns of the dataset's conversations, asked with those settings.
+
+        Raises StoreError as `open` does.
+        """
+        return self._open(dataset, fingerprint)
+
+    def _open(self, dataset: str, turns: str | None) -> Ledger:
+        door = self._doors.setdefault((dataset, turns), _Door())
         if door.ledger is not None:
             return door.ledger
         came_at = time.monotonic()
@@ -188,7 +198,9 @@ class Intake:
             if door.error is not None and door.failed_at >= came_at:
                 raise type(door.error)(str(door.error)) from door.error
             try:
-                ledger = Ledger.open(existing_folder(self._store.prepared_dir, dataset), patience_s=LOCK_PATIENCE_S)
+                folder = existing_folder(self._store.prepared_dir, dataset)
+                folder = folder if turns is None else folder.turns(turns)
+                ledger = Ledger.open(folder, patience_s=LOCK_PATIENCE_S)
                 tell(ledger.catch_up())
             except StoreError as error:
                 door.error, door.failed_at = error, time.monotonic()
@@ -209,7 +221,7 @@ class Intake:
         return content
 
     def _is_open(self, dataset: str) -> bool:
-        door = self._doors.get(dataset)
+        door = self._doors.get((dataset, None))
         return door is not None and door.ledger is not None
 
     @contextlib.contextmanager

@@ -178,12 +178,17 @@ class Mill:
         }
 
 
+def files_needed(slots: int) -> int:
+    """Return how many files a worker with so many slots may have open at once."""
+    return _FILES_PER_SLOT * slots + _FILES_BESIDE
+
+
 def raise_file_limit(slots: int) -> None:
     """Raise the soft limit on open files as far as these slots need it.
 
     Raises UsageError naming both numbers when the hard limit is too low.
     """
-    needed = _FILES_PER_SLOT * slots + _FILES_BESIDE
+    needed = files_needed(slots)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:

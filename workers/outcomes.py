@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 
+import msgspec
+
+from app.head import decode_head
 from app.ledger import Pen
-from app.records import Kind, Record, Sample, Verdict, encode_line, sample_seed
+from app.records import Completion, Kind, Record, Sample, Turn, Verdict, encode_line, sample_seed
 from app.settings import GenerationSettings
-from app.verdict import judge
+from app.verdict import Rules, earlier_tokens, judge
 from workers.caller import Outcome
+from workers.conversation import Conversation
 from workers.faults import FaultKind, make_fault
+
+_KEPT_FAULTS = 16
 
 _FROM_COMPLETION = (
     "reasoning",
@@ -56,15 +63,21 @@ def poison_outcome(dataset: str, sample: Sample, generation: GenerationSettings,
 
 
 def make_record(
-    dataset: str, sample: Sample, outcome: Outcome, generation: GenerationSettings, *, worker: str
+    dataset: str,
+    sample: Sample,
+    outcome: Outcome,
+    generation: GenerationSettings,
+    *,
+    worker: str,
+    rules: Rules | None = None,
 ) -> Record:
-    """Return the line to write for an outcome: accepted, rejected or failed."""
+    """Return the line to write for an outcome: accepted, rejected or failed, by the settings' own rules or others."""
     completion = outcome.completion
     if completion is None:
         fault = outcome.fault
         verdict = Verdict(Kind.FAILED, fault.kind.value if fault else "unknown")
     else:
-        verdict = judge(completion, generation.rules())
+        verdict = judge(completion, rules or generation.rules())
     answered = {} if completion is None else {name: getattr(completion, name) for name in _FROM_COMPLETION}
     return Record(
         id=sample.id,
@@ -80,7 +93,7 @@ def make_record(
         endpoint=outcome.endpoint,
         backend=outcome.backend,
         protocol=outcome.protocol,
-        sampling=generation.sampling(),
+        sampling=generation.sampling(sample.id),
         seed=outcome.seed,
         settings=sample.settings,
         round=sample.round,
@@ -95,13 +108,56 @@ def make_record(
     )
 
 
+def make_conversation_record(
+    sample: Sample, turns: Sequence[Record], conversation: Conversation, rules: Rules, *, lost: Outcome | None = None
+) -> Record:
+    """Return the line of a conversation: its last turn, and what became of all.
+
+    `turns` are its turns' records, at least one. `lost` is a turn that the conversation ended for, if one is.
+    """
+    last = turns[-1]
+    faults = [fault for turn in turns for fault in turn.faults] + (lost.faults if lost else [])
+    answered = Completion(**{name: getattr(last, name) for name in _FROM_COMPLETION})
+    verdict = judge(answered, rules, earlier_tokens=earlier_tokens(turns[:-1]))
+    return msgspec.structs.replace(
+        last,
+        id=sample.id,
+        verdict=verdict.kind,
+        reason=verdict.reason,
+        reference=sample.reference,
+        round=sample.round,
+        notes=[*last.notes, *conversation.notes],
+        attempts=sum(turn.attempts for turn in turns) + (lost.attempts if lost else 0),
+        faults=faults[-_KEPT_FAULTS:],
+        started_at=turns[0].started_at,
+        finished_at=lost.finished_at if lost else last.finished_at,
+        turns=[_turn(turn) for turn in turns],
+        ended=conversation.ended,
+        source_messages=sample.messages,
+    )
+
+
+def _turn(record: Record) -> Turn:
+    return Turn(
+        id=record.id,
+        messages=len(record.messages),
+        finish_reason=record.finish_reason,
+        usage=record.usage,
+        latency_s=record.latency_s,
+        attempts=record.attempts,
+        request_id=record.request_id,
+        endpoint=record.endpoint,
+    )
+
+
 def make_pen(record: Record) -> Pen:
     """Return the record as a line for the ledger."""
-    return Pen(
-        record.verdict,
-        record.id,
-        encode_line(record),
-        reason=record.reason or "",
-        round=record.round,
-        tokens=record.usage.completion_tokens or 0,
-    )
+    line = encode_line(record)
+    tokens = decode_head(line).tokens if record.turns else record.usage.completion_tokens or 0
+    return Pen(record.verdict, record.id, line, reason=record.reason or "", round=record.round, tokens=tokens)
+
+
+def prompt_tokens(record: Record) -> int:
+    """Return how many prompt tokens the model server read, over all turns; 0 where unknown."""
+    usages = [turn.usage for turn in record.turns] if record.turns else [record.usage]
+    return sum(usage.prompt_tokens or 0 for usage in usages)

@@ -40,6 +40,8 @@ class Entry(NamedTuple):
     latency_s: float | None = None
     """Seconds of the answered call; None where none was answered."""
     prompt_tokens: int = 0
+    ends_sample: bool = True
+    """Whether it is a sample's record, of which Redis hears; a turn of a conversation is none."""
 
 
 class _News(NamedTuple):
@@ -170,10 +172,10 @@ class _Writer:
     def _run(self) -> None:
         while True:
             group, ended = self._next_group()
-            by_kind: dict[Kind, list[Entry]] = {}
+            by_file: dict[tuple[Ledger, Kind], list[Entry]] = {}
             for entry in group:
-                by_kind.setdefault(entry.pen.kind, []).append(entry)
-            for entries in by_kind.values():
+                by_file.setdefault((entry.ledger, entry.pen.kind), []).append(entry)
+            for entries in by_file.values():
                 self._record(entries)
             if self._untold:
                 untold, self._untold = self._untold, []
@@ -211,6 +213,8 @@ class _Writer:
             return
         news = _News(dataset, [], {})
         for entry, pen, fresh in zip(entries, committed.pens, committed.new, strict=True):
+            if not entry.ends_sample:
+                continue
             if fresh:
                 news.done.append(Done(pen.id, pen.kind, pen.tokens, entry.prompt_tokens, entry.latency_s, pen.round))
             else:
@@ -230,11 +234,12 @@ class _Writer:
         Raises StoreError when the worker is told to end meanwhile.
         """
         pens, ledger = [entry.pen for entry in entries], entries[0].ledger
-        if self._revision is None:
+        if self._revision is None and entries[0].ends_sample:
             self._revision = Revision(ledger)
+        revise = self._revision if entries[0].ends_sample else None
         while True:
             try:
-                committed = ledger.commit(pens, revise=self._revision)
+                committed = ledger.commit(pens, revise=revise)
             except StoreError as error:
                 more = f" {len(pens)} finished records of {self._dataset} wait in memory."
                 if len(pens) == 1:

@@ -18,12 +18,14 @@ from app.queue import Queue
 from app.records import Kind, Record, Sample, Ticket
 from app.settings import GenerationSettings, StoreSettings
 from workers.caller import Caller, Held, ModelMissing, Outcome, Suspected
+from workers.dialogue import Dialogue
 from workers.discretion import words_for_logs
 from workers.fault_tally import FaultTally
 from workers.intake import HandedBack, Intake, tell, tell_of_suspect
 from workers.loop import LoopThread
-from workers.outcomes import make_pen, make_record, poison_outcome
+from workers.outcomes import make_pen, make_record, poison_outcome, prompt_tokens
 from workers.recorder import Entry, Recorder
+from workers.turn_memory import TurnMemory
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ class _Job:
     ledger: Ledger
     generation: GenerationSettings
     recorded: concurrent.futures.Future[bool]
+    dialogue: Dialogue | None = None
+    """What asks it turn by turn, where all turns of a conversation are made anew."""
     poison: int = 0
     """Deaths for which it is given up unasked."""
     failure: str | None = None
@@ -93,7 +97,9 @@ class Story:
         if job is None:
             return None
         if job.poison:
-            self._record(job, poison_outcome(job.dataset, job.sample, job.generation, deaths=job.poison))
+            self._record(
+                job, self._line(job, poison_outcome(job.dataset, job.sample, job.generation, deaths=job.poison))
+            )
         else:
             self._loop.soon(self._start_asking, job)
         return job.failure if self._result(ticket, recorded) else None
@@ -122,7 +128,8 @@ class Story:
         if taken.sample is None:
             return None
         ledger = self._intake.open(dataset)
-        if taken.state != "new" or taken.deaths:
+        orphaned = taken.state != "new" or taken.deaths > 0
+        if orphaned:
             # Its last owner died, perhaps between the fsync and the index: look at the file itself.
             tell(ledger.catch_up())
         entry = ledger.look_up([id_]).get(id_)
@@ -140,8 +147,21 @@ class Story:
             )
             self._books.forget(dataset, {id_: taken.sample.round})
             return None
-        poison = taken.deaths if taken.state == "poison" else 0
-        return _Job(dataset, taken.sample, ledger, generation, recorded, poison)
+        job = _Job(dataset, taken.sample, ledger, generation, recorded)
+        if taken.state == "poison":
+            job.poison = taken.deaths
+        elif generation.turns == "all":
+            job.dialogue = self._dialogue(job, catch_up=orphaned)
+        return job
+
+    def _dialogue(self, job: _Job, *, catch_up: bool) -> Dialogue:
+        """Return the conversation as far as it is durable. Raises StoreError."""
+        sample = job.sample
+        turns = self._intake.open_turns(job.dataset, sample.settings)
+        if catch_up:
+            tell(turns.catch_up())
+        memory = TurnMemory(job.dataset, sample, turns, self._recorder)
+        return Dialogue(job.dataset, sample, job.generation, memory, worker=self._owner)
 
     def _settings_of(self, dataset: str, sample: Sample) -> GenerationSettings | None:
         """Return the settings that the sample was enqueued with, if they are known."""
@@ -161,15 +181,16 @@ class Story:
         task.add_done_callback(functools.partial(self._settle, job))
 
     async def _ask(self, job: _Job) -> None:
+        ask = functools.partial(
+            self._caller.ask,
+            generation=job.generation,
+            on_death=functools.partial(self._blame, job),
+            on_fault=functools.partial(self._faults.note, job.dataset),
+            is_held=functools.partial(self._recorder.holds, job.dataset),
+        )
         with logs.about(dataset=job.dataset):
-            outcome = await self._caller.ask(
-                job.sample,
-                job.generation,
-                on_death=functools.partial(self._blame, job),
-                on_fault=functools.partial(self._faults.note, job.dataset),
-                is_held=functools.partial(self._recorder.holds, job.dataset),
-            )
-        self._record(job, outcome)
+            record = await job.dialogue.run(ask) if job.dialogue else self._line(job, await ask(job.sample))
+        self._record(job, record)
 
     async def _blame(self, job: _Job) -> bool:
         """Count a server's death against the sample; tell whether it is a suspect now."""
@@ -178,13 +199,15 @@ class Story:
         except redis.exceptions.RedisError:
             return False  # a death that nobody can count
 
-    def _record(self, job: _Job, outcome: Outcome) -> None:
-        record = make_record(job.dataset, job.sample, outcome, job.generation, worker=self._owner)
+    def _line(self, job: _Job, outcome: Outcome) -> Record:
+        return make_record(job.dataset, job.sample, outcome, job.generation, worker=self._owner)
+
+    def _record(self, job: _Job, record: Record) -> None:
         if record.verdict is Kind.FAILED:
             job.failure = f"{record.reason}: {record.error}"
             _tell_of_failure(job, record)
-        pen, prompt_tokens = make_pen(record), record.usage.prompt_tokens or 0
-        self._recorder.put(Entry(job.dataset, job.ledger, pen, job.recorded, record.latency_s, prompt_tokens))
+        pen = make_pen(record)
+        self._recorder.put(Entry(job.dataset, job.ledger, pen, job.recorded, record.latency_s, prompt_tokens(record)))
 
     def _settle(self, job: _Job, task: asyncio.Task[None]) -> None:
         """Tell the slot that waits when no record will come."""

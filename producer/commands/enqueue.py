@@ -34,6 +34,9 @@ RETRY_FAILED = typer.Option(
     help="Ask failed samples again, also those that the server refused (context_overflow, bad_request), or none. "
     "[those that were not refused]",
 )
+PREFLIGHT: bool = typer.Option(
+    True, "--preflight/--no-preflight", help="Ask the model servers first whether they take what will be asked."
+)
 
 ENQUEUE_HELP = """Queue every sample of SOURCE that is not recorded or queued yet.
 
@@ -83,8 +86,10 @@ def enqueue(
     ),
     model: str | None = typer.Option(None, help="The model's name for the server."),
     max_tokens: int | None = typer.Option(None, help="The longest answer in tokens. [MILL_MAX_TOKENS, else 8192]"),
-    temperature: float | None = typer.Option(None, help="Sampling temperature."),
-    top_p: float | None = typer.Option(None, help="Nucleus sampling."),
+    temperature: str | None = typer.Option(
+        None, metavar="NUMBER", help="Sampling temperature; a range (0.6..1.0) or choices (0.6:1,1.0:3) to draw from."
+    ),
+    top_p: str | None = typer.Option(None, metavar="NUMBER", help="Nucleus sampling; a number, a range or choices."),
     top_k: int | None = typer.Option(None, help="Top-k sampling."),
     min_p: float | None = typer.Option(None, help="Min-p sampling."),
     repetition_penalty: float | None = typer.Option(None, help="Repetition penalty."),
@@ -92,7 +97,9 @@ def enqueue(
     frequency_penalty: float | None = typer.Option(None, help="Frequency penalty."),
     stop: list[str] | None = typer.Option(None, help="A stop string; may be repeated."),
     seed: int | None = typer.Option(None, help="The run's seed; each sample's own is derived from it and its id."),
-    reasoning_effort: str | None = typer.Option(None, help="Reasoning effort, as the server names it."),
+    reasoning_effort: str | None = typer.Option(
+        None, metavar="WORD", help="Reasoning effort, as the server names it; or choices (low:1,medium:2,high:1)."
+    ),
     chat_template_kwargs: str | None = typer.Option(None, metavar="JSON", help="Options of the chat template."),
     extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of the request."),
     system: str | None = reading.SYSTEM,
@@ -107,8 +114,13 @@ def enqueue(
     max_repetition: float | None = typer.Option(
         None, metavar="SHARE", help="Reject answers of which more repeats itself; 0.5 finds loops."
     ),
+    turns: str | None = typer.Option(
+        None, metavar="WHICH", help="last, or all: every assistant turn is made anew, in order. [last]"
+    ),
+    preflight: bool = PREFLIGHT,
 ) -> None:
     """Queue every sample of SOURCE that is not recorded or queued yet."""
+    from producer.doctor import gate
     from producer.enqueue import Job
 
     refuse_extraction(dataset)
@@ -133,6 +145,7 @@ def enqueue(
         keep_truncated=keep_truncated,
         allow_think_leak=allow_think_leak,
         max_repetition=max_repetition,
+        turns=turns,
     )
     chosen = reading.reading_of(
         source=source,
@@ -147,7 +160,9 @@ def enqueue(
         samples_per_prompt=samples_per_prompt,
     )
     fingerprint = settings.fingerprint({**generation.content(), **chosen.content()})
-    opened = reading.open_rows(chosen, fingerprint=fingerprint)
+    with gate.opened({dataset: generation}, wanted=preflight) as look:
+        opened = reading.open_rows(chosen, fingerprint=fingerprint)
+        look.check(note)
     job = Job(generation, chosen.content(), opened)
     _fill(dataset, job, retry_failed=retry_failed, retry_rejected=retry_rejected, new_settings=new_settings)
 

@@ -16,8 +16,8 @@ import typer
 
 from app.errors import EXIT_INCOMPLETE, UsageError
 from app.ledger import Ledger
-from app.places import dataset_folder
-from app.records import Kind
+from app.places import DatasetFolder, dataset_folder
+from app.records import Kind, split_turn, turn_id
 from producer.commands.common import Bench, ProgressLine, note, open_bench, open_ledger, say
 from producer.texts import cut, harmless, one_line, table
 
@@ -33,6 +33,7 @@ Examples:
   producer show fruits-77f3ee2ffcec
   producer show fruits --dataset chat        the beginning of an id is enough, if only one begins so
   producer show fruits-77f3ee2ffcec --full
+  producer show 'fruits-77f3ee2ffcec#turn2'  one turn, where all turns are made anew
   producer show fruits-77f3ee2ffcec --json | jq .state
 """
 SAMPLE_EXAMPLES = """\b
@@ -80,9 +81,13 @@ def show(
     from producer.show import story
     from producer.verify import enqueue_command
 
+    beginning, turn = split_turn(sample_id)
     with open_bench(check=False) as bench:
-        name, id_ = _locate(bench, sample_id, dataset)
+        name, id_ = _locate(bench, beginning, dataset)
         folder = dataset_folder(bench.store.prepared_dir, name)
+        if turn is not None:
+            _show_turn(folder, turn_id(id_, turn), full=full, as_json=as_json)
+            return
         found = find_sample(bench.books, folder, id_)
         if as_json:
             say(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
@@ -92,6 +97,18 @@ def show(
         again = enqueue_command(known) if known else f"producer enqueue SOURCE --dataset {shlex.quote(name)}"
         for line in story(found, folder, entry, again=again, full=full):
             say(line)
+
+
+def _show_turn(folder: DatasetFolder, id_: str, *, full: bool, as_json: bool) -> None:
+    from app.find import find_turn
+    from producer.show import turn_story
+
+    found = find_turn(folder, id_)
+    if as_json:
+        say(json.dumps(found.record, ensure_ascii=False, indent=2))
+        return
+    for line in turn_story(found, id_, full=full):
+        say(line)
 
 
 def _locate(bench: Bench, beginning: str, dataset: str | None) -> tuple[str, str]:

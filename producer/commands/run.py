@@ -27,7 +27,7 @@ from producer.commands.common import (
     say,
     warn_of_unknown_settings,
 )
-from producer.commands.enqueue import RETRY_FAILED, Progress, feeder_for, left_aside, met
+from producer.commands.enqueue import PREFLIGHT, RETRY_FAILED, Progress, feeder_for, left_aside, met
 from producer.commands.reading import max_row_bytes
 from producer.texts import counted, table
 
@@ -75,8 +75,10 @@ def run(
     ),
     export: bool = typer.Option(False, "--export", help="Write the recipe's exports instead, once all is recorded."),
     overwrite: bool = typer.Option(False, "--overwrite", help="With --export: replace existing files."),
+    preflight: bool = PREFLIGHT,
 ) -> None:
     """Queue the datasets of RECIPE side by side."""
+    from producer.doctor import gate
     from producer.enqueue import Retry
     from producer.recipe import load
 
@@ -95,6 +97,8 @@ def run(
         _show_plan(loaded, plan)
         return
     retry = Retry.told(failed=retry_failed, rejected=retry_rejected, new_settings=new_settings)
+    with gate.opened({planned.name: planned.generation for planned in plan}, wanted=preflight) as look:
+        look.check(note)
     _queue(plan, retry, new_settings=new_settings)
 
 

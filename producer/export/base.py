@@ -5,12 +5,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from app.records import Kind
+from producer.turn_lines import TurnLines
 
 
 class LeftOut(enum.StrEnum):
@@ -31,6 +32,7 @@ class LeftOut(enum.StrEnum):
     TOOL_ORDER = "tool_order"
     HAS_TOOLS = "has_tools"
     THINK_TAG = "think_tag"
+    TURN_MISSING = "turn_missing"
 
     @property
     def words(self) -> str:
@@ -54,6 +56,7 @@ _WORDS = {
     LeftOut.TOOL_ORDER: "tool results do not follow their calls in order",
     LeftOut.HAS_TOOLS: "the prompt has tools, and --no-tools leaves no column for them",
     LeftOut.THINK_TAG: "the text has think tags of its own, which inline reasoning could not be told from",
+    LeftOut.TURN_MISSING: "the turns folder has no readable line of an earlier turn (producer verify names them)",
 }
 
 
@@ -137,6 +140,17 @@ class Format(abc.ABC, Generic[_Record]):
     @abc.abstractmethod
     def row(self, record: _Record) -> Row:
         """Make the record's row; raises CannotExpressError."""
+
+    def rows(self, record: _Record, turns: TurnLines) -> Iterator[tuple[str, Row | LeftOut]]:
+        """Yield the ids of the record's rows, each with the row or why there is none; most formats have one.
+
+        `turns` reads the earlier turns of a conversation whose turns were all made anew. Raises StoreError.
+        """
+        del turns
+        try:
+            yield record.id, self.row(record)
+        except CannotExpressError as error:
+            yield record.id, error.reason
 
     @abc.abstractmethod
     def schema(self) -> Any:

@@ -14,6 +14,11 @@ NO_TOOLS = "null"
 """The `tools` column of a prompt without tools: JSON text, so that json.loads gives the None that templates expect."""
 
 
+class _Turn(msgspec.Struct):
+    messages: int
+    """How many messages stand before it."""
+
+
 class ChatRecord(Head, kw_only=True):
     """The conversation of a record and its answer."""
 
@@ -22,6 +27,13 @@ class ChatRecord(Head, kw_only=True):
     reasoning: str | None = None
     content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+    turns: list[_Turn] | None = None
+    """Of a conversation whose turns were all made anew: each of them, the answer included."""
+
+    @property
+    def generated(self) -> set[int]:
+        """The places of the model's own turns in the conversation; that of the answer is behind the messages."""
+        return {turn.messages for turn in self.turns or ()} | {len(self.messages)}
 
 
 class Function(msgspec.Struct):

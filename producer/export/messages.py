@@ -3,9 +3,9 @@
 A message always has `role` and a text `content`; `tool_calls`, `tool_call_id` and `name` are there only where they mean
 something, because chat templates test for the key. Every assistant message has one key that the others lack: with
 reasoning as a field `reasoning_content` (always a text), else `weight`, OpenAI's own sign of what is trained on (1 for
-the answer, 0 for the prompt's earlier turns). Because of it the keys of messages differ from the first row on, so that
-Hugging Face's JSON loader (datasets 4.7 or later) reads each message as it is: with equal keys at first, a first tool
-call after some 10 MB ends its run with an error. In Parquet and Arrow, absent keys are null.
+what the model wrote, 0 for the prompt's own turns). Because of it the keys of messages differ from the first row on,
+so that Hugging Face's JSON loader (datasets 4.7 or later) reads each message as it is: with equal keys at first, a
+first tool call after some 10 MB ends its run with an error. In Parquet and Arrow, absent keys are null.
 """
 
 from __future__ import annotations
@@ -72,9 +72,15 @@ class MessageFormat(Format[ChatRecord]):
             raise CannotExpressError(LeftOut.NO_ANSWER)
         messages = [self._message(message, reasoning_of(message), answers=False) for message in record.messages]
         messages.append(self._message(answer_of(record), record.reasoning or "", answers=True))
+        generated = record.generated
+        for place, message in enumerate(messages):
+            if message.weight is not None:
+                message.weight = int(place in generated)
+        earlier = (reasoning_of(message) for place, message in enumerate(record.messages) if place in generated)
+        thought = bool(record.reasoning) or any(earlier)
         return Row(
             self.value(record, messages),
-            lost_reasoning=bool(record.reasoning) and not kept,
+            lost_reasoning=thought and self.reasoning is Reasoning.DROP,
             held_reasoning=bool(kept),
             lost_tools=bool(record.tools) and not self.keeps_tools,
         )

@@ -31,7 +31,7 @@ class OpenAI(MessageFormat):
     name: ClassVar[str] = "openai"
     words: ClassVar[Mapping[str, str]] = {
         "id": "the sample's id",
-        "messages": "the conversation in OpenAI's form; the answer is the last message and alone has weight 1",
+        "messages": "the conversation in OpenAI's form, the answer last; the model's own turns have weight 1",
         "tools": "the tools as JSON text, `null` without tools",
     }
     reasonings: ClassVar[tuple[Reasoning, ...]] = (Reasoning.DROP, Reasoning.FIELD, Reasoning.INLINE)
@@ -39,9 +39,10 @@ class OpenAI(MessageFormat):
 
     def value(self, record: ChatRecord, messages: list[ChatMessage]) -> msgspec.Struct:
         """Return the row."""
-        for place, message in enumerate(messages, start=1):
+        generated = record.generated
+        for place, message in enumerate(messages):
             if message.role == ASSISTANT:
-                message.weight = int(place == len(messages))
+                message.weight = int(place in generated)
         return ChatRow(record.id, messages, tools_text(record.tools))
 
     def schema(self) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import msgspec
 from app.errors import UsageError
 from app.ledger import Ledger
 from app.places import FILE_OF_KIND, DatasetFolder
-from producer.export.base import CannotExpressError, Format, FormatOptions, LeftOut, Reasoning
+from producer.export.base import Format, FormatOptions, LeftOut, Reasoning, Row
 from producer.export.claims import Claims
 from producer.export.formats import make_format
 from producer.export.outputs import Outputs, ShardSize
@@ -22,6 +22,7 @@ from producer.export.report import ExportReport, NothingExportedError, left_out_
 from producer.export.selection import Batch, Selection, select
 from producer.export.sinks import suffix_of
 from producer.export.split import Split
+from producer.turn_lines import TurnLines
 
 
 def export(
@@ -54,7 +55,8 @@ def export(
     with contextlib.ExitStack() as stack:
         outputs = stack.enter_context(Outputs(path, form, split=split, shard=shard, overwrite=overwrite))
         claims = stack.enter_context(Claims()) if len(ledgers) > 1 else None
-        tally = _Tally(form, limit, claims)
+        turns = {ledger: stack.enter_context(TurnLines(ledger)) for ledger in ledgers}
+        tally = _Tally(form, limit, claims, turns)
         for batch in select(ledgers, form.read, selection or Selection()):
             tally.take(batch, outputs)
             if on_progress is not None:
@@ -81,10 +83,13 @@ def export(
 class _Tally:
     """The counts of a running export."""
 
-    def __init__(self, form: Format[Any], limit: int | None, claims: Claims | None) -> None:
+    def __init__(
+        self, form: Format[Any], limit: int | None, claims: Claims | None, turns: Mapping[Ledger, TurnLines]
+    ) -> None:
         self._form = form
         self._limit = limit
         self._claims = claims
+        self._turns = turns
         self.exported = 0
         self.left_out = Counter[LeftOut]()
         self.supervised_tokens = 0
@@ -96,28 +101,36 @@ class _Tally:
     def take(self, batch: Batch[Any], outputs: Outputs) -> None:
         """Write the batch's rows, up to the limit."""
         self.left_out.update(batch.left_out)
-        made = []
-        for record in batch.records:
-            try:
-                made.append((record.id, self._form.row(record)))
-            except CannotExpressError as error:
-                self.left_out[error.reason] += 1
+        made = list[tuple[str, list[Row]]]()
+        for record, source in zip(batch.records, batch.sources, strict=True):
+            id_, rows = record.id, list[Row]()
+            for _, row in self._form.rows(record, self._turns[source]):
+                if isinstance(row, LeftOut):
+                    self.left_out[row] += 1
+                else:
+                    rows.append(row)
+            if rows:
+                made.append((id_, rows))
         fresh = self._claims.claim([id_ for id_, _ in made]) if self._claims else [True] * len(made)
         values = list[tuple[str, msgspec.Struct]]()
-        for new, (id_, row) in zip(fresh, made, strict=True):
+        for new, (id_, rows) in zip(fresh, made, strict=True):
             if not new:
                 self.left_out[LeftOut.IN_ANOTHER_DATASET] += 1
                 continue
-            if self._limit is not None and self.exported >= self._limit:
+            room = len(rows) if self._limit is None else self._limit - self.exported
+            values += [(id_, self._counted(row)) for row in rows[:room]]
+            if room < len(rows):
                 self.limited = True
                 break
-            values.append((id_, row.value))
-            self.exported += 1
-            self.supervised_tokens += row.supervised_tokens
-            self.lost_reasoning += row.lost_reasoning
-            self.held_reasoning += row.held_reasoning
-            self.lost_tools += row.lost_tools
         outputs.write(values)
+
+    def _counted(self, row: Row) -> msgspec.Struct:
+        self.exported += 1
+        self.supervised_tokens += row.supervised_tokens
+        self.lost_reasoning += row.lost_reasoning
+        self.held_reasoning += row.held_reasoning
+        self.lost_tools += row.lost_tools
+        return row.value
 
 
 def parse_reasoning(text: str) -> Reasoning:

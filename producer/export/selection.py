@@ -73,6 +73,8 @@ class Batch(Generic[_Record]):
 
     records: list[_Record]
     """Those that count, in order."""
+    sources: list[Ledger]
+    """Which dataset each is of."""
     left_out: Counter[LeftOut]
     """Why others do not."""
     read_bytes: int
@@ -149,10 +151,11 @@ def _in_file_order(
         size, lines = size + len(line.data) + 1, lines + 1
         if size >= _BATCH_BYTES or lines >= _BATCH_LINES:
             records = _those_that_count(ledger, kind, found, left_out, selection)
-            yield Batch(records, left_out, line.offset + len(line.data) + 1, total)
+            yield Batch(records, [ledger] * len(records), left_out, line.offset + len(line.data) + 1, total)
             found, left_out, size, lines = [], Counter(), 0, 0
     if lines:
-        yield Batch(_those_that_count(ledger, kind, found, left_out, selection), left_out, total, total)
+        records = _those_that_count(ledger, kind, found, left_out, selection)
+        yield Batch(records, [ledger] * len(records), left_out, total, total)
 
 
 def _those_that_count(
@@ -207,7 +210,7 @@ def _by_id(
         for places in _batches(
             heapq.merge(*map(_places, itertools.count(), ledgers, ends, itertools.repeat(selection)))
         ):
-            records, left_out = list[_Record](), first  # the first batch carries the bad lines
+            records, sources, left_out = list[_Record](), list[Ledger](), first  # the first batch has the bad lines
             first = Counter[LeftOut]()
             for id_, number, entry in places:
                 done += entry.length + 1
@@ -219,11 +222,12 @@ def _by_id(
                     continue
                 if record.id == id_ and record.verdict == entry.kind:
                     records.append(record)
+                    sources.append(ledgers[number])
                 else:
                     left_out[LeftOut.NOT_ACCEPTED] += 1
-            yield Batch(records, left_out, min(done, total), total)
+            yield Batch(records, sources, left_out, min(done, total), total)
         if first:
-            yield Batch([], first, total, total)
+            yield Batch([], [], first, total, total)
 
 
 def _bad_lines(ledgers: Sequence[Ledger], selection: Selection) -> Counter[LeftOut]:

@@ -2,19 +2,22 @@
 
 A row is `{"id": str, "input_ids": [int], "loss_mask": [0 | 1]}`: the prompt's ids with mask 0, then the output's ids
 with mask 1. Trainers that take pre-tokenised rows (speculators, SpecForge) need no chat template for it, so neither a
-thought nor a tool call can get lost in one. Both lists are 64-bit in Parquet, which is what loaders infer from JSON.
+thought nor a tool call can get lost in one. A conversation whose turns were all made anew has one row for each turn,
+`ID#turnN`, with the ids that this very turn was asked and answered with. Both lists are 64-bit in Parquet, which is
+what loaders infer from JSON.
 """
 
 from __future__ import annotations
 
 import array
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from producer.export.base import CannotExpressError, Format, FormatOptions, Head, LeftOut, Row
+from producer.turn_lines import TurnLines
 
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0)]]
 
@@ -23,12 +26,19 @@ class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
 
 
+class _Turn(msgspec.Struct):
+    id: str
+
+
 class TokenRecord(Head, kw_only=True):
     """The exact ids of a record."""
 
     prompt_token_ids: _TokenIds | None = None
     output_ids: _TokenIds | None = None
     usage: _Usage | None = None
+    settings: str = ""
+    turns: list[_Turn] | None = None
+    """Of a conversation whose turns were all made anew: each of them; the ids above are the last one's."""
 
 
 class TokenRow(msgspec.Struct):
@@ -46,7 +56,7 @@ class Tokens(Format[TokenRecord]):
     name: ClassVar[str] = "tokens"
     counts_tokens: ClassVar[bool] = True
     words: ClassVar[Mapping[str, str]] = {
-        "id": "the sample's id",
+        "id": "the sample's id; for a turn of a conversation whose turns were all made anew `ID#turnN`",
         "input_ids": "the token ids of prompt and answer, as the server gave them",
         "loss_mask": "1 where the model wrote the token, 0 in the prompt; as long as `input_ids`",
     }
@@ -75,6 +85,23 @@ class Tokens(Format[TokenRecord]):
         mask = [0] * len(prompt) + [1] * len(output)
         return Row(TokenRow(record.id, prompt + output, mask), supervised_tokens=len(output))
 
+    def rows(self, record: TokenRecord, turns: TurnLines) -> Iterator[tuple[str, Row | LeftOut]]:
+        """Yield a row for each turn of a conversation whose turns were all made anew, in order; else the one row."""
+        if not record.turns:
+            yield from super().rows(record, turns)
+            return
+        ids = [turn.id for turn in record.turns]
+        for id_, line in zip(ids[:-1], turns.read(record.settings, ids[:-1]), strict=True):
+            try:
+                turn = None if line is None else self.read(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                turn = None
+            if turn is None:
+                yield id_, LeftOut.TURN_MISSING
+            else:
+                yield from super().rows(turn, turns)
+        yield from super().rows(msgspec.structs.replace(record, id=ids[-1]), turns)
+
     def schema(self) -> Any:
         """Return the three columns."""
         import pyarrow as pa  # noqa: PLC0415 heavy
@@ -88,6 +115,12 @@ class Tokens(Format[TokenRecord]):
 
         lists = (_list_array([row.input_ids for row in rows]), _list_array([row.loss_mask for row in rows]))
         return pa.Table.from_arrays([pa.array([row.id for row in rows], pa.string()), *lists], schema=self.schema())
+
+
+def written_ids(row: Row) -> list[int]:
+    """Return the ids that the model wrote, of a row of this format."""
+    assert isinstance(row.value, TokenRow)  # noqa: S101 the format makes no others
+    return row.value.input_ids[len(row.value.input_ids) - row.supervised_tokens :]
 
 
 def _list_array(lists: Sequence[list[int]]) -> Any:

@@ -7,6 +7,7 @@ the smallest ids that are left, in ascending order. Only tokens that the model w
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import heapq
 from collections import Counter
@@ -17,13 +18,14 @@ from typing import Any, BinaryIO
 from app.errors import UsageError
 from app.ledger import Ledger
 from producer.export.atomic import refuse_existing, whole_file
-from producer.export.base import CannotExpressError, LeftOut
+from producer.export.base import LeftOut
 from producer.export.claims import Claims
 from producer.export.formats import FREQUENCIES
 from producer.export.report import NothingExportedError, left_out_sentences, size_words
 from producer.export.run import real_path
 from producer.export.selection import Selection, select
-from producer.export.tokens import Tokens
+from producer.export.tokens import Tokens, written_ids
+from producer.turn_lines import TurnLines
 
 SAFETENSORS, TORCH, NUMPY = ".safetensors", ".pt", ".npz"
 SUFFIXES = (SAFETENSORS, TORCH, NUMPY)
@@ -150,7 +152,9 @@ def _count(
     ledgers: Sequence[Ledger], selection: Selection, on_progress: Callable[[int, int], None] | None
 ) -> tuple[Counter[int], int, Counter[LeftOut]]:
     form, counts, left_out, records = Tokens(), Counter[int](), Counter[LeftOut](), 0
-    with Claims() as claims:
+    with contextlib.ExitStack() as stack:
+        claims = stack.enter_context(Claims())
+        turns = {ledger: stack.enter_context(TurnLines(ledger)) for ledger in ledgers}
         for batch in select(ledgers, form.read, selection):
             left_out.update(batch.left_out)
             fresh = claims.claim([record.id for record in batch.records]) if len(ledgers) > 1 else None
@@ -158,13 +162,12 @@ def _count(
                 if fresh is not None and not fresh[place]:
                     left_out[LeftOut.IN_ANOTHER_DATASET] += 1
                     continue
-                try:
-                    form.row(record)
-                except CannotExpressError as error:
-                    left_out[error.reason] += 1
-                    continue
-                counts.update(record.output_ids or ())
-                records += 1
+                for _, row in form.rows(record, turns[batch.sources[place]]):
+                    if isinstance(row, LeftOut):
+                        left_out[row] += 1
+                        continue
+                    counts.update(written_ids(row))
+                    records += 1
             if on_progress is not None:
                 on_progress(batch.read_bytes, batch.total_bytes)
     return counts, records, left_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -17,16 +17,21 @@ _TELL_EVERY = 5000
 """Lines between two calls of `tell`."""
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    usage: _Usage = _Usage()
 
 
 class _Head(msgspec.Struct):
     """What a report needs of a record; the decoder passes over all the rest."""
 
     usage: _Usage | None = None
+    turns: list[_Turn] = []
     latency_s: float | None = None
     attempts: int | None = None
     model: str | None = None
@@ -88,11 +93,17 @@ def _count(values: Collector, value: float | None) -> None:
         values.add(value)
 
 
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum over a sample's turns; None where none is known."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
 def _add(found: Scan, head: _Head) -> None:
-    usage = head.usage or _Usage()
-    _count(found.lengths, usage.completion_tokens)
-    _count(found.prompts, usage.prompt_tokens)
-    found.reasoning += usage.reasoning_tokens or 0
+    usages = [turn.usage for turn in head.turns] or [head.usage or _Usage()]
+    _count(found.lengths, _sum(usage.completion_tokens for usage in usages))
+    _count(found.prompts, _sum(usage.prompt_tokens for usage in usages))
+    found.reasoning += sum(usage.reasoning_tokens or 0 for usage in usages)
     if head.attempts:
         found.attempts[head.attempts] += 1
     if head.model:

@@ -14,11 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from producer.simulator.messages import HttpReply, HttpRequest, Stream
+from producer.simulator.pages import metrics_page, models_page, server_info
 from producer.simulator.rules import Rule, RuleBook, ServerOptions
 from producer.simulator.shapes import chat_answer, error_body, last_user_text, refuse, to_json
+from producer.simulator.streams import framed, stream_events
 from producer.simulator.tokens import GENERATE_PATH, TOKENS_PATH, prompt_ids, refuse_tokens, tokens_answer, user_text
 from producer.simulator.tokens import PATHS as TOKEN_PATHS
-from producer.simulator.wire import Connection, HttpReply, HttpRequest
+from producer.simulator.wire import Connection
 
 CHAT_PATH = "/v1/chat/completions"
 _KEY_CHARS = 200
@@ -188,10 +191,13 @@ class Engine:
     def _apply(self, rule: Rule, body: dict[str, Any], request: HttpRequest) -> HttpReply:
         if rule.kill:
             os.kill(os.getpid(), signal.SIGKILL)
+        content = self._body(rule, body, request)
+        streamed = body.get("stream") and self.options.streams and rule.body is None and rule.status < 400
         return HttpReply(
             status=rule.status,
-            body=self._body(rule, body, request),
-            content_type=rule.content_type,
+            body=content,
+            stream=self._stream(rule, body, request, content) if streamed else None,
+            content_type="text/event-stream; charset=utf-8" if streamed else rule.content_type,
             headers=rule.headers,
             delay_s=self._latency_s() if rule.delay_s is None else rule.delay_s,
             drop=rule.drop,
@@ -218,6 +224,24 @@ class Engine:
         self._tokens["generation"] += answer.completion_tokens
         return answer.body
 
+    def _stream(self, rule: Rule, body: dict[str, Any], request: HttpRequest, content: bytes) -> Stream:
+        counted = bool((body.get("stream_options") or {}).get("include_usage"))
+        options = self.options
+        events = stream_events(request.path, json.loads(content), rule, options=options, counted=counted)
+        wire = [framed(event, options.line_end) for event in events]
+        if rule.error_after is not None:
+            error = error_body(500, rule.message, dialect="vllm", model=options.model)
+            wire = [*wire[: rule.error_after], framed(error, options.line_end)]
+        if options.says_done:
+            wire.append(framed(b"[DONE]", options.line_end))
+        return Stream(
+            tuple(wire),
+            gap_s=rule.chunk_delay_s,
+            stall_after=rule.stall_after,
+            cut_after=len(wire) // 2 if rule.drop == "middle" else rule.cut_after,
+            comment_every_s=rule.comment_every_s,
+        )
+
     def _latency_s(self) -> float:
         mean_s, sigma = self.options.latency_s, self.options.latency_sigma
         if mean_s <= 0 or sigma <= 0:
@@ -237,47 +261,23 @@ class Engine:
         if request.path in {"/health", "/ping"}:
             return HttpReply(status=200 if self.options.healthy else 503)
         if request.path == "/metrics" and self.options.metrics:
-            return HttpReply(body=self._metrics().encode(), content_type="text/plain; version=0.0.4; charset=utf-8")
+            return HttpReply(body=self._metrics(), content_type="text/plain; version=0.0.4; charset=utf-8")
         documents: dict[str, Callable[[], dict[str, Any]]] = {
-            "/v1/models": self._models,
+            "/v1/models": lambda: models_page(self.options),
             "/__stats": self.stats,
             "/__counts": lambda: dict(self._counts),
         }
         if self.options.dialect == "sglang":
-            documents["/server_info"] = self._server_info
+            documents["/server_info"] = lambda: server_info(self.options)
         else:
             documents["/version"] = lambda: {"version": "0.33.0"}
         if request.path not in documents:
             return HttpReply(status=404, body=to_json({"detail": "Not Found"}))
         return HttpReply(body=to_json(documents[request.path]()))
 
-    def _server_info(self) -> dict[str, Any]:
-        model = self.options.model
-        states = [{"last_gen_throughput": 0.0, "memory_usage": {}}]
-        return {"version": "0.5.23", "model_path": model, "tokenizer_path": model, "internal_states": states}
-
-    def _models(self) -> dict[str, Any]:
-        model = {
-            "id": self.options.model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": self.options.dialect,
-            "root": self.options.model,
-            "parent": None,
-            "max_model_len": self.options.max_model_len,
-        }
-        return {"object": "list", "data": [model]}
-
-    def _metrics(self) -> str:
-        labels = f'{{engine="0",model_name="{self.options.model}"}}'
-        values = {
-            "num_requests_running": self.in_flight - self._forgotten,
-            "num_requests_waiting": 0,
-            "kv_cache_usage_perc": min(1.0, self.in_flight / 1000),
-            "prompt_tokens_total": self._tokens["prompt"],
-            "generation_tokens_total": self._tokens["generation"],
-        }
-        return "".join(f"vllm:{name}{labels} {float(value)}\n" for name, value in values.items())
+    def _metrics(self) -> bytes:
+        running = self.in_flight - self._forgotten
+        return metrics_page(self.options, in_flight=self.in_flight, running=running, tokens=self._tokens)
 
 
 def _parse_json(body: bytes) -> Any:

@@ -72,6 +72,18 @@ class Rule:
     """Never answer, and count the request in /metrics no more."""
     endless: bool = False
     """Send body bytes until the client goes away."""
+    chunk_tokens: int = 16
+    """Tokens of one chunk, where the client asks for a stream."""
+    chunk_delay_s: float = 0.0
+    """Seconds between two chunks of a stream; 0 sends them all at once."""
+    stall_after: int | None = None
+    """Send nothing more after this many chunks of a stream, and keep the connection."""
+    cut_after: int | None = None
+    """Close the connection after this many chunks of a stream."""
+    error_after: int | None = None
+    """Send an error with the rule's message after this many chunks of a stream, then end it as if all were well."""
+    comment_every_s: float | None = None
+    """Send `: keep-alive` this often while a stream has nothing to send: before its first chunk and when it stalls."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +124,14 @@ class ServerOptions:
     """Take connections and answer nothing, or nothing but health checks and the like."""
     metrics: bool = True
     """False answers /metrics with 404."""
+    streams: bool = True
+    """False passes over `stream` and sends the whole answer, as few servers do."""
+    says_done: bool = True
+    """End streams with `[DONE]`; False does not, as transformers serve."""
+    incremental: bool = False
+    """SGLang's `/generate` streams what is new (--incremental-streaming-output) instead of all so far."""
+    line_end: str = "\n"
+    """What ends the lines of a stream; the standard allows CRLF."""
 
 
 class RuleBook:

@@ -1,7 +1,7 @@
-"""A fake vLLM server on a real socket, in a thread of the tests or as a program of its own.
+"""A simulated model server on a real socket, in a thread of the tests or as a program of its own.
 
 In a test:       with ModelServer(rules=[Rule(match="slow", delay_s=2)]) as server: ... server.url, server.requests
-As a program:    python -m producer.simulator.server --port 8000 --latency 2 --sigma 0.5
+As a program:    python -m producer.simulator.server --port 8000 --mean-tokens 800
 
 Besides the chat endpoint it serves /health, /v1/models, /version, /metrics and /inference/v1/generate as vLLM does, or
 /generate, /abort_request and /server_info as SGLang does (by its dialect), `GET /__stats` (the
@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import math
 import signal
 import sys
 import threading
@@ -25,6 +26,7 @@ from typing import Any, Self
 
 from producer.simulator.engine import Engine, SeenRequest
 from producer.simulator.ports import bound_socket
+from producer.simulator.realistic import RealisticEngine, Traits
 from producer.simulator.rules import Rule, RuleBook, ServerOptions, load_rules
 from producer.simulator.wire import Connection
 
@@ -173,33 +175,101 @@ class ModelServer:
         self._engine.options = dataclasses.replace(self._engine.options, **changes)
 
 
+_DESCRIPTION = """A model server that needs no GPU: it speaks vLLM's chat completions on 127.0.0.1 and makes answers up.
+
+Without options it echoes the prompt at once. With --mean-tokens it answers as a real one would: lognormal lengths that
+max_tokens cuts, a first token after --first-token-s, and tokens at --tokens-per-second, or slower where
+--server-tokens-per-second has to be shared by all requests in flight; an answer is sent when it is whole, also where a
+stream was asked for. `producer rehearse` runs it in this way.
+"""
+_EPILOG = """Examples:
+  python -m producer.simulator.server --mean-tokens 800 --sigma 0.9
+  python -m producer.simulator.server --mean-tokens 2000 --server-tokens-per-second 10000 --speedup 20
+  python -m producer.simulator.server --latency 2 --sigma 0.5 --port 8001
+
+GET /__stats tells what it has done. One core answers several thousand requests a second.
+"""
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m producer.simulator.server", description=__doc__)
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser = argparse.ArgumentParser(
+        prog="python -m producer.simulator.server",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    parser.add_argument("--model", help="the name of its one model (default: toy-model)")
+    parser.add_argument("--max-in-flight", type=int, help="answer 503 to requests above this many at once")
+    parser.add_argument("--seed", type=int, help="seed of what is drawn (default: 0)")
+    parser.add_argument("--sigma", type=_at_least_0, help="sigma of the lognormal spread around either mean")
     parser.add_argument("--rules", type=Path, help="JSON file with rules, default and server")
-    parser.add_argument("--latency", type=float, help="mean seconds of an answer")
-    parser.add_argument("--sigma", type=float, help="sigma of the lognormal spread around the mean")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--max-in-flight", type=int)
-    parser.add_argument("--model")
-    parser.add_argument("--content-chars", type=int, help="answer with about this many characters")
-    return parser.parse_args(arguments)
+    plain = parser.add_argument_group("answers after a given time")
+    plain.add_argument("--latency", type=_at_least_0, help="mean seconds of an answer (default: 0)")
+    plain.add_argument("--content-chars", type=int, help="answer with about this many characters")
+    real = parser.add_argument_group("answers as of a real model")
+    real.add_argument("--mean-tokens", type=_above_0, help="tokens of an answer on average")
+    real.add_argument("--tokens-per-second", type=_above_0, help="speed of one answer (default: 40)")
+    real.add_argument("--server-tokens-per-second", type=_above_0, help="of all answers together (default: 4000)")
+    real.add_argument("--first-token-s", type=_at_least_0, help="seconds to an answer's first token (default: 0.5)")
+    real.add_argument("--failure-share", type=_share, help="share of requests that are answered 500 (default: 0)")
+    real.add_argument("--speedup", type=_above_0, help="let the time run so many times faster (default: 1)")
+    options = parser.parse_args(arguments)
+    if options.mean_tokens is None and (unused := sorted(name for name in _TRAITS if vars(options)[name] is not None)):
+        parser.error(f"--{unused[0].replace('_', '-')} needs --mean-tokens")
+    return options
+
+
+def _above_0(text: str) -> float:
+    return _number(text, lambda number: number > 0, "above 0")
+
+
+def _at_least_0(text: str) -> float:
+    return _number(text, lambda number: number >= 0, "of at least 0")
+
+
+def _share(text: str) -> float:
+    return _number(text, lambda number: 0 <= number <= 1, "from 0 to 1")
+
+
+def _number(text: str, fits: Callable[[float], bool], words: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or not fits(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {words}")
+    return number
+
+
+_TRAITS = ("tokens_per_second", "server_tokens_per_second", "first_token_s", "failure_share", "speedup")
+"""Options that make sense with --mean-tokens alone, by the names of the fields of Traits."""
+_LONGEST_CONTEXT = 2**24
+"""Prompts of a rehearsal are never too long for the server."""
 
 
 def _engine_of(options: argparse.Namespace) -> Engine:
     rules, server = load_rules(options.rules) if options.rules else (RuleBook(), ServerOptions())
-    given = {
-        "latency_s": options.latency,
-        "latency_sigma": options.sigma,
-        "seed": options.seed,
-        "max_in_flight": options.max_in_flight,
-        "model": options.model,
-    }
-    server = dataclasses.replace(server, **{name: value for name, value in given.items() if value is not None})
+    given = {"model": options.model, "max_in_flight": options.max_in_flight, "seed": options.seed}
+    if options.mean_tokens is not None:
+        given["max_model_len"] = _LONGEST_CONTEXT
+        traits = _given(options, *_TRAITS, "sigma", "seed")
+        return RealisticEngine(
+            Traits(mean_tokens=options.mean_tokens, **traits), rules, dataclasses.replace(server, **_set(given))
+        )
+    given.update(latency_s=options.latency, latency_sigma=options.sigma)
     if options.content_chars:
         text = "All work and no play. "
         rules = RuleBook((), Rule(content=text, repeat=max(2, options.content_chars // len(text))))
-    return Engine(rules, server, keep_requests=False)
+    return Engine(rules, dataclasses.replace(server, **_set(given)), keep_requests=False)
+
+
+def _given(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return _set({name: vars(options)[name] for name in names})
+
+
+def _set(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 async def _run(options: argparse.Namespace) -> None:

@@ -100,8 +100,10 @@ def refuse(body: Any, options: ServerOptions) -> Refusal | None:
     """Return why the request cannot be served, or None; checked in the servers' own order."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         return Refusal(400, "1 validation error: {'type': 'missing', 'loc': ('body', 'messages')}")
-    if body.get("stream"):
-        return Refusal(400, "Streaming is not supported by this server.", "stream")
+    if body.get("stream_options") and not body.get("stream"):
+        return Refusal(400, "Stream options can only be defined when `stream=True`.", "stream_options")
+    if body.get("stream") and body.get("return_token_ids") and options.dialect == "sglang" and options.token_ids:
+        return Refusal(400, "return_token_ids is not supported with streaming.", "return_token_ids")
     if body.get("model") not in {None, options.model}:
         return Refusal(404, f"The model `{body['model']}` does not exist.", "model")
     return _refuse_conversation(body["messages"], options) or _refuse_length(body, options)

@@ -1,67 +1,26 @@
-"""HTTP/1.1 of the fake model server: one asyncio protocol per connection, able to break every rule on request."""
+"""The wire of the fake model server: one asyncio protocol per connection, able to break every rule on request."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import email.utils
-import http
 import socket
 import struct
-import time
-from collections.abc import Mapping
 from typing import Protocol
 
-from producer.simulator.rules import Drop
+from producer.simulator.messages import (
+    HEAD_END,
+    HttpReply,
+    HttpRequest,
+    Pending,
+    Stream,
+    chunk,
+    parse_head,
+    take_chunked,
+    take_sized,
+)
 
-_HEAD_END = b"\r\n\r\n"
 _ENDLESS_PIECE = b" " * 65536
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class HttpRequest:
-    """One request as it came over the wire."""
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    """Names in lower case."""
-    body: bytes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HttpReply:
-    """One response and how it is to be spoilt."""
-
-    status: int = 200
-    body: bytes = b""
-    content_type: str = "application/json"
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    delay_s: float = 0.0
-    drop: Drop | None = None
-    hang: bool = False
-    forget: bool = False
-    """Whether it counts no more from now on."""
-    endless: bool = False
-
-    def head(self) -> bytes:
-        """Return the status line and headers."""
-        try:
-            phrase = http.HTTPStatus(self.status).phrase
-        except ValueError:
-            phrase = "Unknown"
-        lines = [f"HTTP/1.1 {self.status} {phrase}", "server: uvicorn", f"content-type: {self.content_type}"]
-        if not self.endless:
-            lines.append(f"content-length: {len(self.body)}")
-        lines += [f"{name}: {_header_value(value)}" for name, value in self.headers.items()]
-        return "\r\n".join(lines).encode("latin-1") + _HEAD_END
-
-
-def _header_value(value: str) -> str:
-    if value.startswith("@date"):
-        return email.utils.formatdate(time.time() + float(value.removeprefix("@date")), usegmt=True)
-    return value
 
 
 class Handler(Protocol):
@@ -93,22 +52,23 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._head: tuple[str, str, dict[str, str]] | None = None
         self._current: tuple[HttpRequest, HttpReply] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Pending | None = None
+        self._comments: asyncio.TimerHandle | None = None
         self._writable = True
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the idle clock."""
+        """Note the connection; as in uvicorn, its idle clock starts with its first answer."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError("a server's connection has a transport that can be written to")
         self.transport = transport
         self._handler.connected(self)
-        self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel what is being answered, as vLLM does when a client goes away."""
         del exc
         self._cancel_timer()
+        self._stop_comments()
         if self._current is not None:
             request, reply = self._current
             self._current = None
@@ -153,25 +113,34 @@ class Connection(asyncio.Protocol):
         self._current = (request, reply)
         if reply.hang:
             return
-        if reply.delay_s > 0:
-            self._timer = self._loop.call_later(reply.delay_s, self._send)
+        streams = reply.stream is not None and reply.drop not in {"before", "reset"}
+        if streams:
+            # Before anything was generated, as servers do.
+            self.transport.write(reply.head())
+            self._comment()
+        if reply.begin is not None:
+            self._timer = reply.begin(self._send)
+        elif reply.delay_s > 0:
+            self._timer = self._loop.call_later(reply.delay_s, self._send_events if streams else self._send)
+        elif streams:
+            self._send_events()
         else:
             self._send()
 
     def _take_request(self) -> HttpRequest | None:
         if self._head is None:
-            end = self._buffer.find(_HEAD_END)
+            end = self._buffer.find(HEAD_END)
             if end < 0:
                 return None
-            self._head = _parse_head(bytes(self._buffer[:end]))
-            del self._buffer[: end + len(_HEAD_END)]
+            self._head = parse_head(bytes(self._buffer[:end]))
+            del self._buffer[: end + len(HEAD_END)]
             if self._head[2].get("expect", "").lower() == "100-continue":
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         method, path, headers = self._head
         if headers.get("transfer-encoding", "").lower() == "chunked":
-            body = _take_chunked(self._buffer)
+            body = take_chunked(self._buffer)
         else:
-            body = _take_sized(self._buffer, int(headers.get("content-length", 0)))
+            body = take_sized(self._buffer, int(headers.get("content-length", 0)))
         if body is None:
             return None
         self._head = None
@@ -193,6 +162,9 @@ class Connection(asyncio.Protocol):
             self.transport.write(reply.head() + reply.body[: len(reply.body) // 2])
         elif reply.drop != "before":
             self.transport.write(reply.head() + reply.body)
+        self._end(request, reply)
+
+    def _end(self, request: HttpRequest, reply: HttpReply) -> None:
         self._current = None
         self._handler.finish(request, reply, sent=True)
         if reply.drop is not None or request.headers.get("connection", "").lower() == "close":
@@ -202,42 +174,47 @@ class Connection(asyncio.Protocol):
         if self._buffer:
             self._loop.call_soon(self._serve_next)
 
+    def _send_events(self, number: int = 0) -> None:
+        """Send a stream from its event `number` on, one after the other where there is a gap between them."""
+        if self._current is None:
+            return
+        request, reply = self._current
+        stream = reply.stream or Stream(())
+        if number in {stream.cut_after, 0 if reply.drop == "headers" else None}:
+            self._current = None
+            self._handler.finish(request, reply, sent=True)
+            self.transport.close()
+            return
+        if number == stream.stall_after:
+            self._comment()
+            return
+        self._stop_comments()
+        stops = [stop for stop in (stream.stall_after, stream.cut_after) if stop is not None]
+        end = number + 1 if stream.gap_s else min([len(stream.events), *stops])
+        self.transport.write(b"".join(map(chunk, stream.events[number:end])))
+        if end < len(stream.events) or end in stops:
+            self._timer = self._loop.call_later(stream.gap_s, self._send_events, end)
+            return
+        self.transport.write(chunk(b""))
+        self._end(request, reply)
+
+    def _comment(self) -> None:
+        """Keep a stream alive that has nothing to say."""
+        every_s = self._current[1].stream.comment_every_s if self._current and self._current[1].stream else None
+        if every_s is not None:
+            self._comments = self._loop.call_later(every_s, self._write_comment)
+
+    def _write_comment(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(chunk(b": keep-alive\n\n"))
+            self._comment()
+
+    def _stop_comments(self) -> None:
+        if self._comments is not None:
+            self._comments.cancel()
+            self._comments = None
+
     def _write_endless(self) -> None:
         if self._writable and not self.transport.is_closing():
             self.transport.write(_ENDLESS_PIECE)
             self._loop.call_soon(self._write_endless)
-
-
-def _parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:
-    first, *lines = head.decode("latin-1").split("\r\n")
-    method, target, _version = first.split(" ")
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip()
-    return method, target.partition("?")[0], headers
-
-
-def _take_sized(buffer: bytearray, size: int) -> bytes | None:
-    if len(buffer) < size:
-        return None
-    body = bytes(buffer[:size])
-    del buffer[:size]
-    return body
-
-
-def _take_chunked(buffer: bytearray) -> bytes | None:
-    """Return the body once its last chunk is there; raises ValueError for a size that is no number."""
-    pieces = []
-    at = 0
-    while (line_end := buffer.find(b"\r\n", at)) >= 0:
-        size = int(bytes(buffer[at:line_end]).partition(b";")[0], 16)
-        start = line_end + 2
-        if len(buffer) < start + size + 2:
-            return None
-        pieces.append(bytes(buffer[start : start + size]))
-        at = start + size + 2
-        if size == 0:
-            del buffer[:at]
-            return b"".join(pieces)
-    return None

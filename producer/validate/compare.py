@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from app.index import Entry
 from app.ledger import Ledger
-from app.records import ANSWERED, Kind
-from producer.export.base import CannotExpressError, Format, FormatOptions, LeftOut, Reasoning
+from app.records import ANSWERED, Kind, split_turn
+from producer.export.base import Format, FormatOptions, LeftOut, Reasoning
 from producer.export.chat import ChatRecord
 from producer.export.claims import Claims
 from producer.export.formats import make_format
 from producer.export.tokens import TokenRecord
+from producer.turn_lines import TurnLines
 from producer.validate.problems import Problem
 from producer.validate.shapes import Conversation, Shape, reasoning_of, shape_of
 
@@ -48,9 +48,14 @@ class Comparison:
         """
         lines = dict[str, bytes]()
         for ledger in self._ledgers:
-            for id_, entry in ledger.look_up([seen.id for seen in batch]).items():
-                if entry.kind in ANSWERED and id_ not in lines:
-                    lines[id_] = ledger.read(entry, id_)
+            records = {split_turn(seen.id)[0]: None for seen in batch}
+            answered = {id_: entry for id_, entry in ledger.look_up(records).items() if entry.kind in ANSWERED}
+            with TurnLines(ledger) as turns:
+                for seen in batch:
+                    id_ = split_turn(seen.id)[0]
+                    if seen.id not in lines and id_ in answered:
+                        line = _line_of(seen, ledger.read(answered[id_], id_), turns)
+                        lines |= {seen.id: line} if line is not None else {}
         for seen in batch:
             if seen.id not in lines:
                 yield seen, Problem.UNKNOWN_ID, ""
@@ -60,12 +65,15 @@ class Comparison:
     def missing(self, claims: Claims, forms: Sequence[Format[Any]]) -> Iterator[tuple[Path, str, LeftOut | None]]:
         """Yield the accepted ids that are not in the files, and why their format leaves them out, if it does."""
         for ledger in self._ledgers:
-            entries = ledger.entries(Kind.ACCEPTED)
-            while page := list(itertools.islice(entries, _PAGE)):
-                there = claims.known([id_ for id_, _ in page])
-                for id_, entry in page:
-                    if id_ not in there:
-                        yield ledger.folder.lines(Kind.ACCEPTED), id_, _why_left_out(ledger, entry, forms)
+            entries, path = ledger.entries(Kind.ACCEPTED), ledger.folder.lines(Kind.ACCEPTED)
+            with TurnLines(ledger) as turns:
+                while page := list(itertools.islice(entries, _PAGE)):
+                    there = claims.known([id_ for id_, _ in page])
+                    absent = [(id_, entry) for id_, entry in page if id_ not in there]
+                    for id_, entry in absent:
+                        rows = dict(_rows_of(id_, ledger.read(entry, id_), forms, turns))
+                        known = claims.known(list(rows))
+                        yield from ((path, row, reason) for row, reason in rows.items() if row not in known)
 
 
 def forms_of(row: Mapping[str, Any], max_length: int | None) -> list[Format[Any]]:
@@ -111,13 +119,29 @@ def _difference(seen: Seen, line: bytes) -> tuple[Problem, str] | None:
     return None
 
 
-def _why_left_out(ledger: Ledger, entry: Entry, forms: Sequence[Format[Any]]) -> LeftOut | None:
-    line = ledger.read(entry)
+def _line_of(seen: Seen, line: bytes, turns: TurnLines) -> bytes | None:
+    """Return the line that stands behind a row: its record's, or that of a turn; None where there is no such turn."""
+    if split_turn(seen.id)[1] is None:
+        return line
+    try:
+        record = msgspec.json.decode(line, type=TokenRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    ids = [turn.id for turn in record.turns or ()]
+    if seen.id not in ids:
+        return None
+    return line if seen.id == ids[-1] else turns.read(record.settings, [seen.id])[0]
+
+
+def _rows_of(
+    id_: str, line: bytes, forms: Sequence[Format[Any]], turns: TurnLines
+) -> Iterator[tuple[str, LeftOut | None]]:
+    """Yield the ids of the rows that a record should have, and why the format leaves one out, if it does."""
+    rows = dict[str, LeftOut | None]()
     for form in forms:
         try:
-            form.row(form.read(line))
-        except CannotExpressError as error:
-            return error.reason
+            for row_id, row in form.rows(form.read(line), turns):
+                rows[row_id] = rows.get(row_id) or (row if isinstance(row, LeftOut) else None)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return LeftOut.UNREADABLE
-    return None
+            rows[id_] = LeftOut.UNREADABLE
+    yield from rows.items() if rows else [(id_, None)]

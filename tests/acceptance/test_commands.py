@@ -204,16 +204,18 @@ def test_a_folder_that_cannot_be_written(mill: Mill, model_server: ModelServerFa
 def test_few_open_files(mill: Mill, model_server: ModelServerFactory) -> None:
     """Too few file descriptors are told with both numbers at the start; a run leaves none behind."""
     model_server(latency_s=0.05)
-    worker = mill.worker(concurrency=16)
+    slots = 16
+    worker = mill.worker(concurrency=slots)
     descriptors = Path(f"/proc/{worker.pid}/fd")
     seen = []
     for run in range(3):
-        mill.enqueue([f"run {run} row {number}" for number in range(40)])
-        mill.wait_recorded(40 * (run + 1))
+        mill.enqueue([f"run {run} row {number}" for number in range(80)])
+        mill.wait_recorded(80 * (run + 1))
         if descriptors.exists():
             seen.append(len(list(descriptors.iterdir())))
-    balanced(mill, accepted=120)
-    assert not seen or max(seen) - seen[0] <= 8, seen
+    balanced(mill, accepted=240)
+    # A slot that the first run left idle opens one to Redis and one to the server; a leak would grow with the samples.
+    assert not seen or max(seen) - seen[0] <= 2 * slots, seen
 
 
 def test_a_worker_that_cannot_start_says_why_and_ends(mill: Mill, model_server: ModelServerFactory) -> None:

@@ -72,6 +72,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "two users": {"messages": chat(("user", "first"), ("user", "second"))},
     "two answers": {"messages": chat(("user", "x"), ("assistant", "a"), ("assistant", "b"), ("user", "y"))},
     "late system": {"messages": chat(("user", "early"), ("system", "late"), ("user", "after"))},
+    "two systems": {"messages": chat(("system", "s1"), ("system", "s2"), ("user", "asked"))},
 }
 
 
@@ -80,17 +81,17 @@ def test_shapes_of_conversations(mill: Mill, model_server: ModelServerFactory) -
     server = model_server(strict_roles=True)
     mill.enqueue([{"id": name, **row} for name, row in SHAPES.items()])
     mill.worker()
-    balanced(mill, read=11, refused=4, accepted=3, failed=4)
+    balanced(mill, read=12, refused=4, accepted=3, failed=5)
     accepted = by_source_id(mill)
     assert accepted["reference"]["reference"] == {"role": "assistant", "content": "kept"}
     assert [turn["content"] for turn in accepted["reference"]["messages"]] == ["q1", "a1", "q2"]
     assert [row["row"] for row in records(mill, kind=Kind.REFUSED)] == [4, 5, 6, 7]
     failed = by_source_id(mill, kind=Kind.FAILED)
-    assert set(failed) == {"assistant first", "two users", "two answers", "late system"}
+    assert set(failed) == {"assistant first", "two users", "two answers", "late system", "two systems"}
     for record in failed.values():
         assert (record["attempts"], record["reason"]) == (1, "bad_request")
         assert "roles must alternate" in record["error"]
-    assert len(server.requests) == 7
+    assert len(server.requests) == 8
     mill.run("status", expect=1)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.records import Kind
 from tests.conftest import ModelServerFactory
-from tests.support.books import balanced, by_source_id
+from tests.support.books import balanced, by_source_id, records
 from tests.support.mill import Mill
 from tests.support.processes import wait_until
 
@@ -84,6 +84,32 @@ def test_one_bad_request_and_a_wrong_key(mill: Mill, model_server: ModelServerFa
         text = path.read_text(errors="replace")
         assert KEY not in text, path
         assert wrong not in text, path
+
+
+@pytest.mark.slow
+def test_a_server_that_has_no_such_model_or_path(mill: Mill, model_server: ModelServerFactory) -> None:
+    """A wrong model name holds its dataset, a wrong path the server: neither costs a sample, and both go on later."""
+    server = model_server([{"match": "path", "status": 404, "message": "Not Found"}])
+    names, paths = ([f"{word} {number}" for number in range(20)] for word in ("name", "path"))
+    mill.enqueue(names, "--model", "no-such-model", "--no-preflight", dataset="name")
+    first = mill.worker(concurrency=4)
+    first.wait_for_output("dataset name is paused")
+    assert "no-such-model" in mill.run("status", "name").stdout
+    mill.enqueue(paths, "--no-preflight", dataset="path")
+    first.wait_for_output("HTTP 404: Not Found")
+    assert "stalled" in mill.run("status", "path", expect=1).stdout
+    assert len(server.requests) <= 8, "no more than its slots, for either"
+    balanced(mill, "name", failed=0, left=20)
+    balanced(mill, "path", failed=0, left=20)
+    assert first.stop() == 0
+
+    server.set_rules()
+    mill.worker()
+    balanced(mill, "path", accepted=20)
+    mill.enqueue(names, "--model", "toy-model", "--new-settings", dataset="name")
+    mill.run("resume", "name")
+    balanced(mill, "name", accepted=20)
+    assert all(record["attempts"] == 1 for record in records(mill, "name"))
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from producer.simulator.engine import CHAT_PATH, Engine
+from producer.simulator.messages import HttpReply, HttpRequest
 from producer.simulator.rules import Rule, RuleBook, ServerOptions
 from producer.simulator.server import serve
 from producer.simulator.shapes import last_user_text
-from producer.simulator.wire import HttpReply, HttpRequest
 from tests.chaos.inputs import POISON
 from tests.chaos.journal import Fate, Journal
 

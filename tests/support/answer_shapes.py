@@ -103,6 +103,10 @@ LLAMA_SAID = {**VLLM_SAID, "usage": kept_usage(cached_tokens=0)}
 IDS = {"ids": "server", "ids_end": "eos"}
 BOTH_IDS = {"prompt_token_ids": [1, 2, 3], "output_ids": [5, 6, 7, 2]}
 _HARMONY = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Yes."
+_HARMONY_CALL = (
+    "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+    '<|constrain|>json<|message|>{"city": "Rome"}<|call|>'
+)
 
 VLLM = [
     Shape("plain", "vllm", vllm_body(), VLLM_SAID),
@@ -190,6 +194,12 @@ VLLM = [
         {**VLLM_SAID, "content": None, "reasoning": "So", "reasoning_field": "reasoning", "finish_reason": "length"},
     ),
     Shape(
+        "ended by itself, and its parser found no end of the thought",
+        "vllm",
+        vllm_body({"content": None, "reasoning": "Hello."}),
+        {**VLLM_SAID, "content": None, "reasoning": "Hello.", "reasoning_field": "reasoning"},
+    ),
+    Shape(
         "no parser: both tags in the content",
         "vllm",
         vllm_body({"content": "<think>\nSo.\n</think>\n\nHello."}),
@@ -238,6 +248,26 @@ VLLM = [
             "raw": "<|channel|>analysis<|message|>So",
         },
     ),
+    Shape(
+        "gpt-oss without a parser: a call in its channel",
+        "vllm",
+        vllm_body({"content": _HARMONY_CALL}),
+        {
+            **VLLM_SAID,
+            "content": None,
+            "reasoning": "So.",
+            "reasoning_field": "content",
+            "tool_calls": [{**CALL, "id": "call_0"}],
+            "raw": _HARMONY_CALL,
+        },
+        tools=True,
+    ),
+    Shape(
+        "gpt-oss, one mark of a channel left in the content",
+        "vllm",
+        vllm_body({"content": "<|channel|>final Yes."}),
+        {**VLLM_SAID, "content": "<|channel|>final Yes."},
+    ),
     Shape("gpt-oss that says nothing (vllm#41902)", "vllm", vllm_body({"content": None}), fault="empty_answer"),
     Shape(
         "tool calls",
@@ -260,6 +290,26 @@ VLLM = [
         {**VLLM_SAID, "content": CALL_TEXT},
     ),
     Shape(
+        "text beside tool calls, and a thought before them",
+        "vllm",
+        vllm_body({"content": "I look.", "reasoning": "So.", "tool_calls": [CALL]}, finish_reason="tool_calls"),
+        {
+            **VLLM_SAID,
+            "content": "I look.",
+            "reasoning": "So.",
+            "reasoning_field": "reasoning",
+            "tool_calls": [CALL],
+            "finish_reason": "tool_calls",
+        },
+        tools=True,
+    ),
+    Shape(
+        "the end token alone: it says nothing",
+        "vllm",
+        vllm_body({"content": ""}, token_ids=[2], top={"usage": sent_usage(3, 1)}),
+        {**VLLM_SAID, "content": "", "usage": kept_usage(completion=1), **IDS, "output_ids": [2]},
+    ),
+    Shape(
         "no room for a single token",
         "vllm",
         vllm_body({"content": ""}, finish_reason="length", top={"usage": sent_usage(3, 0)}),
@@ -268,4 +318,5 @@ VLLM = [
     Shape("aborted by the engine, with status 200", "vllm", vllm_body(finish_reason="abort"), fault="aborted"),
     Shape("ended by the repetition detector", "vllm", vllm_body(finish_reason="repetition"), fault="unfinished"),
     Shape("no finish reason", "vllm", vllm_body(finish_reason=None), fault="unfinished"),
+    Shape("a finish reason that nobody knows", "vllm", vllm_body(finish_reason="paused"), fault="unfinished"),
 ]

@@ -1,4 +1,4 @@
-"""The answers of all other servers than vLLM, and the table of them all."""
+"""The answers of SGLang and llama.cpp, and the table of all servers' answers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from tests.support.answer_shapes import (
     CALL_TEXT,
     IDS,
     LLAMA_SAID,
-    SAID,
     SGLANG_SAID,
     VLLM,
     Shape,
     kept_usage,
     llama_body,
-    other_body,
     sent_usage,
     sglang_body,
-    vllm_body,
 )
+from tests.support.answer_shapes_others import OTHERS
 
 SGLANG = [
     Shape("plain", "sglang", sglang_body(), SGLANG_SAID),
@@ -79,7 +77,58 @@ SGLANG = [
         {**SGLANG_SAID, "content": "", "tool_calls": [CALL], "finish_reason": "tool_calls", "stop_reason": None},
         tools=True,
     ),
+    Shape(
+        "Kimi: no parser, and the prompt opened the thought",
+        "sglang",
+        sglang_body({"content": "So.</think>Hello."}),
+        {**SGLANG_SAID, "reasoning": "So.", "reasoning_field": "content"},
+    ),
+    Shape(
+        "Kimi: two ends of a thought: it is unclear where the answer begins",
+        "sglang",
+        sglang_body({"content": "So.</think>No.</think>Hello."}),
+        {**SGLANG_SAID, "content": "So.</think>No.</think>Hello."},
+    ),
+    Shape(
+        "cached tokens where it tells them",
+        "sglang",
+        sglang_body(top={"usage": sent_usage(prompt_tokens_details={"cached_tokens": 2}, reasoning_tokens=0)}),
+        {**SGLANG_SAID, "usage": kept_usage(cached_tokens=2, reasoning_tokens=0)},
+    ),
+    Shape(
+        "arguments of a call as an object",
+        "sglang",
+        sglang_body(
+            {"content": "", "tool_calls": [{**CALL, "function": {"name": "weather", "arguments": {"city": "Rome"}}}]},
+            finish_reason="tool_calls",
+            matched_stop=None,
+        ),
+        {**SGLANG_SAID, "content": "", "tool_calls": [CALL], "finish_reason": "tool_calls", "stop_reason": None},
+        tools=True,
+    ),
+    Shape(
+        "withheld by a filter",
+        "sglang",
+        sglang_body({"content": "He"}, finish_reason="content_filter"),
+        {
+            **SGLANG_SAID,
+            "content": "He",
+            "finish_reason": "content_filter",
+        },
+    ),
     Shape("aborted", "sglang", sglang_body(finish_reason="abort"), fault="aborted"),
+    Shape(
+        "a flat error about its context with status 200",
+        "sglang",
+        {
+            "object": "error",
+            "message": "The input (9 tokens) is longer than the model's context length (8 tokens).",
+            "type": "BadRequestError",
+            "param": None,
+            "code": 400,
+        },
+        fault="context_overflow",
+    ),
     Shape(
         "a flat error with status 200",
         "sglang",
@@ -164,127 +213,27 @@ LLAMA = [
     ),
 ]
 
-OTHERS = [
-    Shape(
-        "TensorRT-LLM: both names of the reasoning",
-        "tensorrt-llm",
-        other_body(
-            {"content": "Hello.", "reasoning": "So.", "reasoning_content": "So.", "tool_calls": []}, usage=sent_usage()
-        ),
-        {**SAID, "reasoning": "So.", "reasoning_field": "reasoning"},
-    ),
-    Shape(
-        "TensorRT-LLM: the ids of the prompt alone",
-        "tensorrt-llm",
-        other_body({"content": "Hello."}, usage=sent_usage(), prompt_token_ids=[1, 2, 3]),
-        {**SAID, "prompt_token_ids": [1, 2, 3], "ids": "server"},
-    ),
-    Shape(
-        "TensorRT-LLM: a finish reason of its own",
-        "tensorrt-llm",
-        other_body({"content": "Hello."}, finish="timeout", usage=sent_usage()),
-        fault="unfinished",
-    ),
-    Shape(
-        "transformers serve: reasoning after an opened thought",
-        "transformers",
-        other_body({"content": "Hello.", "reasoning_content": "So."}, usage=sent_usage()),
-        {**SAID, "reasoning": "So.", "reasoning_field": "reasoning_content"},
-    ),
-    Shape("transformers serve: its error", "transformers", {"error": "CB worker is dead: x"}, fault="bad_answer"),
-    Shape(
-        "LiteLLM: thinking blocks beside the reasoning",
-        "litellm",
-        other_body(
-            {
-                "content": "Hello.",
-                "reasoning_content": "So.",
-                "thinking_blocks": [{"type": "thinking", "thinking": "So."}],
-            },
-            usage=sent_usage(),
-        ),
-        {**SAID, "reasoning": "So.", "reasoning_field": "reasoning_content"},
-    ),
-    Shape(
-        "OpenRouter: reasoning and its details",
-        "openrouter",
-        other_body(
-            {"content": "Hello.", "reasoning": "So.", "reasoning_details": [{"type": "reasoning.text", "text": "So."}]},
-            usage=sent_usage(),
-            provider="P",
-        ),
-        {**SAID, "reasoning": "So.", "reasoning_field": "reasoning"},
-    ),
-    Shape(
-        "OpenRouter: details alone, some of them encrypted",
-        "openrouter",
-        other_body(
-            {"content": "Hello.", "reasoning_details": [{"summary": "So."}, {"type": "x", "data": "c2VjcmV0"}]},
-            usage=sent_usage(),
-        ),
-        {**SAID, "reasoning": "So.", "reasoning_field": "reasoning_details"},
-    ),
-    Shape(
-        "OpenRouter: an error with status 200",
-        "openrouter",
-        {"error": {"code": 429, "message": "Rate limited upstream", "metadata": {}}},
-        fault="overloaded",
-    ),
-    Shape(
-        "OpenRouter: an error inside the choice",
-        "openrouter",
-        {"id": "x", "choices": [{"error": {"code": 502, "message": "upstream"}, "message": {"content": ""}}]},
-        fault="bad_answer",
-    ),
-    Shape(
-        "OpenRouter: finish reason error",
-        "openrouter",
-        other_body({"content": "Hel"}, finish="error"),
-        fault="unfinished",
-    ),
-    Shape(
-        "llama-cpp-python: no counts of details",
-        "",
-        other_body({"content": "Hello."}, usage=sent_usage()),
-        SAID,
-    ),
-    Shape(
-        "Mistral's content in parts",
-        "",
-        other_body(
-            {
-                "content": [
-                    {"type": "thinking", "thinking": [{"type": "text", "text": "So."}]},
-                    {"type": "text", "text": "Hello."},
-                ]
-            },
-            usage=sent_usage(),
-        ),
-        {**SAID, "reasoning": "So.", "reasoning_field": "content"},
-    ),
-    Shape(
-        "no usage: counts are unknown, and ids are taken as they are",
-        "",
-        {**other_body({"content": "Hello."}), "prompt_token_ids": [1, 2]},
-        {**SAID, "usage": kept_usage(None, None), "prompt_token_ids": [1, 2], "ids": "server"},
-    ),
-    Shape(
-        "an unknown server's output ids: how they end is not known",
-        "",
-        {**vllm_body(token_ids=[5, 6, 7, 2]), "id": "x"},
-        {**SAID, "output_ids": [5, 6, 7, 2], "ids": "server"},
-    ),
-    Shape("HTML with status 200", "", b"<html><body>busy</body></html>", fault="bad_answer"),
-    Shape("an empty body", "", b"", fault="bad_answer"),
-    Shape("JSON cut in the middle", "", b'{"choices": [{"message": {"content": "He', fault="bad_answer"),
-    Shape("no choices", "", other_body({"content": ""}) | {"choices": []}, fault="bad_answer"),
-    Shape("choices null (a proxy's error)", "", {"id": None, "choices": None, "model": None}, fault="bad_answer"),
-    Shape(
-        "U+0000 in the text", "", other_body({"content": "a\x00b"}, usage=sent_usage()), {**SAID, "content": "a\x00b"}
-    ),
-]
-
 CHAT_SHAPES = [*VLLM, *SGLANG, *LLAMA, *OTHERS]
+
+REASONS = {
+    ("vllm", "cut: the ids end with no end token"): "truncated",
+    ("vllm", "cut within its thought"): "truncated_in_think",
+    ("vllm", "ended by itself, and its parser found no end of the thought"): "answer_in_reasoning",
+    ("vllm", "no parser, cut within its thought"): "truncated_in_think",
+    ("vllm", "a tag leaked into the content"): "think_leak",
+    ("vllm", "gpt-oss, cut within its thought"): "truncated_in_think",
+    ("vllm", "gpt-oss, one mark of a channel left in the content"): "think_leak",
+    ("vllm", "tool calls that no parser read"): "unparsed_calls",
+    ("vllm", "the end token alone: it says nothing"): "empty",
+    ("vllm", "no room for a single token"): "truncated",
+    ("sglang", "cut within its thought"): "truncated_in_think",
+    ("sglang", "its parser took the answer for thought"): "answer_in_reasoning",
+    ("sglang", "Kimi: two ends of a thought: it is unclear where the answer begins"): "think_leak",
+    ("sglang", "withheld by a filter"): "content_filter",
+    ("llama.cpp", "cut"): "truncated",
+    ("llama.cpp", "a thought that the prompt opened, cut before its end: it is no answer"): "truncated_in_think",
+}
+"""Why those are rejected that are, where the dataset sets no rules."""
 
 
 def body_of(shape: Shape) -> bytes:

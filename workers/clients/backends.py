@@ -12,6 +12,8 @@ from workers.clients import parameters
 MODELS_PATH = "/v1/models"
 _MOST_WORDS = 40
 """Characters of a version at most: it comes from outside and stands in every record."""
+_MOST_TOKENS = 2**40
+"""A context of more tokens is no number that somebody chose."""
 _LEAST_SCHEMA = 8
 """Properties that a published request schema must have to be believed."""
 
@@ -34,6 +36,12 @@ class Dialect:
     """Whether it refuses unknown parameters; most pass over them in silence."""
     keeps_end: bool | None = None
     """Whether the output ids of an answer that ended by itself hold the end token; None: not known."""
+    streams_ids: bool = True
+    """Whether it gives the ids that it is asked for in a stream as well."""
+    counts_streams: bool = True
+    """Whether it takes `stream_options`, by which a stream's last chunk counts the tokens; else it counts unasked."""
+    has_null: bool = True
+    """Whether a missing content is null in an answer that has thought or calls; else it is empty."""
 
 
 _VLLM_WAY = frozenset({"return_token_ids"})
@@ -41,15 +49,16 @@ _VLLM_WAY = frozenset({"return_token_ids"})
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
         "vllm": Dialect("vLLM", _VLLM_WAY, parameters.VLLM, keeps_end=True),
-        "sglang": Dialect("SGLang", _VLLM_WAY, parameters.SGLANG, keeps_end=True),
+        "sglang": Dialect("SGLang", _VLLM_WAY, parameters.SGLANG, keeps_end=True, streams_ids=False, has_null=False),
         "llama.cpp": Dialect(
             "llama.cpp",
             frozenset({"return_tokens", "verbose"}),
             parameters.LLAMA_CPP,
             keeps_end=True,
+            streams_ids=False,
         ),
         "tensorrt-llm": Dialect("TensorRT-LLM", known=parameters.TENSORRT_LLM, strict=True),
-        "transformers": Dialect("transformers serve", known=parameters.TRANSFORMERS, strict=True),
+        "transformers": Dialect("transformers serve", known=parameters.TRANSFORMERS, strict=True, counts_streams=False),
         # Both hand on what they do not know, so that only the server behind them could tell.
         "litellm": Dialect("LiteLLM", _VLLM_WAY),
         "openrouter": Dialect("OpenRouter"),
@@ -73,6 +82,21 @@ class Backend:
     version: str = ""
     known: frozenset[str] | None = None
     """The parameters of this very version, where it publishes them; else those of its dialect."""
+    context: int | None = None
+    """Tokens of prompt and answer together, where the server tells one number for all its models; None: not known."""
+    contexts: tuple[tuple[str, int], ...] = ()
+    """The same for each model that it tells it of."""
+
+    def context_of(self, model: str) -> int | None:
+        """Return how many tokens a model's prompt and answer may have together; None: not known."""
+        return dict(self.contexts).get(model, self.context)
+
+    @property
+    def told(self) -> str:
+        """Name, version, models and their contexts for a log, as far as the server tells them."""
+        models = [f"{model} with a context of {tokens} tokens" for model, tokens in self.contexts]
+        alone = [f"a context of {self.context} tokens"] if self.context is not None and not models else []
+        return f"{self.shown} ({', '.join(models or alone)})" if models or alone else self.shown
 
     @property
     def dialect(self) -> Dialect:
@@ -117,7 +141,9 @@ async def identify(base_url: str, get: Get) -> Backend:
     elif not name:
         name, document = await _by_paths(get)
     known = await _published(get) if name in {"vllm", "sglang", "tensorrt-llm"} else None
-    return Backend(name, _version(headers, document), known)
+    contexts = _listed_contexts(models)
+    context = _one_context(name, document, contexts)
+    return Backend(name, _version(headers, document), known, context, contexts)
 
 
 def _once_a_path(get: Get) -> Get:
@@ -165,6 +191,29 @@ async def _by_paths(get: Get) -> tuple[str, Document]:
 def _version(headers: Mapping[str, str], document: Document) -> str:
     version = headers.get("x-litellm-version") or document.get("version") or document.get("build_info") or ""
     return version[:_MOST_WORDS] if isinstance(version, str) and version.isprintable() else ""
+
+
+def _listed_contexts(models: Document) -> tuple[tuple[str, int], ...]:
+    """Return the contexts that a list of models tells, as vLLM, SGLang and their kin do."""
+    data = models.get("data")
+    told = [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+    found = [(model.get("id"), _tokens(model.get("max_model_len"))) for model in told]
+    return tuple((name, tokens) for name, tokens in found if isinstance(name, str) and tokens is not None)
+
+
+def _one_context(name: str, document: Document, listed: tuple[tuple[str, int], ...]) -> int | None:
+    """Return the context of models that the list says nothing of, such as adapters beside their base model."""
+    if name == "llama.cpp":  # what one slot has, which is less than the server was started with
+        slot = document.get("default_generation_settings")
+        return _tokens(slot.get("n_ctx")) if isinstance(slot, dict) else None
+    if name == "sglang" and not listed:
+        return _tokens(document.get("context_length"))
+    contexts = {tokens for _, tokens in listed}
+    return contexts.pop() if len(contexts) == 1 else None
+
+
+def _tokens(value: Any) -> int | None:
+    return value if type(value) is int and 0 < value < _MOST_TOKENS else None
 
 
 async def _published(get: Get) -> frozenset[str] | None:

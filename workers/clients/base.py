@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from app.records import Completion, Message
@@ -32,6 +33,8 @@ class Request:
     seed: int | None = None
     want_token_ids: bool = True
     """Ask for the exact token ids; a server that cannot give them is asked without."""
+    on_token: Callable[[], None] | None = None
+    """Told whenever tokens of a streamed answer come."""
 
     @property
     def parameters(self) -> set[str]:

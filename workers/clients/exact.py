@@ -24,7 +24,8 @@ OK, MISMATCH = "ok", "mismatch"
 CHECK_EVERY = 100
 """The first and every this many answers are decoded and compared with their text."""
 
-_TAGS = re.compile(rf"{OPENING}|{CLOSING}|\s|\ufffd")
+_CUT = "\ufffd"
+_TAGS = re.compile(rf"{OPENING}|{CLOSING}|\s|{_CUT}")
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -121,9 +122,25 @@ def with_check(completion: Completion, decode: Decode, *, exact_text: str | None
         whole = _squeezed(decoded)
         same = all(_squeezed(text) in whole for text in (completion.reasoning, completion.content) if text)
     else:
-        # What follows the text is a stop string, which servers trim off the text alone.
-        same = decoded.removesuffix("\ufffd").startswith(exact_text.rstrip("\ufffd"))
+        same = _says(decoded, exact_text, completion, decode(completion.output_ids[-1:]))
     return msgspec.structs.replace(completion, ids_check=OK if same else MISMATCH)
+
+
+def _says(decoded: str, text: str, completion: Completion, last: str) -> bool:
+    """Tell whether the decoded ids say the text, and after it only what ended the answer, which servers trim off it.
+
+    `last` is what the last id says. A character that a limit cut is U+FFFD, or left out of the text.
+    """
+    if completion.finish_reason == "length":
+        return decoded.startswith(whole := text.rstrip(_CUT)) and not decoded.removeprefix(whole).strip(_CUT)
+    rest = decoded.removeprefix(text)
+    stop = completion.stop_reason
+    if isinstance(stop, str):
+        # The last token may say more than the stop string; some requests ask for it in the text.
+        ends = rest.startswith(stop) or (text.endswith(stop) and last.endswith(rest))
+    else:
+        ends = rest == "" or (rest == last and completion.ids_end in {END_TOKEN, STOP})
+    return decoded.startswith(text) and ends
 
 
 def _squeezed(text: str) -> str:

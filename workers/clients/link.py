@@ -10,17 +10,21 @@ import re
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
+from workers.clients.answers import decode_answer
 from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify
-from workers.clients.base import CallFailed, Probe
+from workers.clients.base import CallFailed, Probe, Request
+from workers.clients.deadlines import Deadlines, Wait
+from workers.clients.folding import Fold
+from workers.clients.streaming import AnswerStream
 from workers.faults import Fault, FaultKind, classify_answer, make_fault
 from workers.wording import one_line, words_of_body
 
 if TYPE_CHECKING:
-    from workers.clients.transport import RawAnswer
+    from workers.clients.transport import RawAnswer, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +38,8 @@ _IDENTIFY_TIMEOUT_S = 5.0
 """Seconds for all the questions about what a server is; one that has not answered by then counts as not recognised."""
 _ASK_AGAIN_S = 30.0
 """Seconds after which a server that could not be asked what it is, is asked again."""
+_MOST_STALE = 4
+"""Idle connections that one request may find closed."""
 _JSON = "application/json"
 
 _Sent = TypeVar("_Sent")
@@ -44,10 +50,13 @@ class LinkOptions:
     """How an endpoint is reached."""
 
     api_key: str | None
-    request_timeout_s: float
+    request_timeout_s: float | Literal["auto"]
     connect_timeout_s: float
     max_connections: int
     max_body_bytes: int
+    stream: bool = False
+    """Whether answers are streamed."""
+    stall_timeout_s: float = 60
 
 
 class Link:
@@ -57,16 +66,17 @@ class Link:
         """Prepare for `base_url` (without `/v1`); a name and password in the URL go before the key."""
         from workers.clients.transport import ConnectionPool  # noqa: PLC0415 - aiohttp is slow to import
 
-        self.base_url, login = _split_login(base_url)
+        self.base_url, login = split_login(base_url)
         key = options.api_key
         self.authorization = login or (f"Bearer {key}" if key else None)
-        secrets = [re.escape(secret) for secret in (key, login and login.partition(" ")[2]) if secret]
-        # Whole words only: a made-up key such as "x" is part of many words.
-        self._secret = re.compile(rf"(?<![A-Za-z0-9])({'|'.join(secrets)})(?![A-Za-z0-9])") if secrets else None
+        self._secret = secret_pattern(key, login)
         self.headers = {"Accept-Encoding": "identity", "User-Agent": "promptmill"}
         if self.authorization:
             self.headers["Authorization"] = self.authorization
-        self.request_timeout_s = options.request_timeout_s
+        self.streams = options.stream
+        self.deadlines = Deadlines(options.request_timeout_s)
+        self._stall_timeout_s = options.stall_timeout_s
+        self._max_body_bytes = options.max_body_bytes
         self.pool = ConnectionPool(
             max_connections=options.max_connections,
             connect_timeout_s=options.connect_timeout_s,
@@ -79,34 +89,52 @@ class Link:
 
     # Questions
 
-    async def post(self, path: str, fields: Mapping[str, Any], request_id: str) -> tuple[RawAnswer, float]:
-        """Send a JSON body once, again at once if the connection had gone stale; return the answer and its seconds."""
+    async def post(
+        self, path: str, fields: Mapping[str, Any], request_id: str, *, sink: Sink | None = None
+    ) -> tuple[RawAnswer, float]:
+        """Send a JSON body once, again at once if the connection had gone stale; return the answer and its seconds.
+
+        Where the server streams, the answer's body goes into the sink.
+        """
         body = msgspec.json.encode(fields)
         headers = {**self.headers, "Content-Type": _JSON, REQUEST_ID_HEADER: header_safe(request_id)}
 
         async def send() -> tuple[RawAnswer, float]:
             started = time.perf_counter()
-            answer = await self.pool.fetch("POST", f"{self.base_url}{path}", headers=headers, body=body)
+            answer = await self.pool.fetch("POST", f"{self.base_url}{path}", headers=headers, body=body, sink=sink)
             return answer, time.perf_counter() - started
 
         return await once_more_if_stale(send)
 
-    async def answer_of(self, path: str, fields: Mapping[str, Any], request_id: str) -> tuple[bytes, float]:
-        """Return the body of a success and its seconds; raises CallFailed for every other status."""
+    async def answer_of(self, path: str, fields: Mapping[str, Any], request_id: str) -> tuple[dict[str, Any], float]:
+        """Return a success's JSON object and its seconds; raises CallFailed for every other status."""
         answer, latency_s = await self.post(path, fields, request_id)
-        if not 200 <= answer.status < 300:
-            headers = {name.decode("latin1"): value.decode("latin1") for name, value in answer.headers}
-            raise CallFailed(classify_answer(answer.status, headers, answer.body, now=time.time()))
-        return answer.body, latency_s
+        raise_for_status(answer)
+        return decode_answer(answer.body), latency_s
 
-    async def within_deadline(self, call: Awaitable[_Sent]) -> _Sent:
-        """Wait for a call until the request's deadline; what it raises carries no secret of ours."""
+    async def stream_of(
+        self, path: str, fields: Mapping[str, Any], request_id: str, *, fold: Fold, wait: Wait
+    ) -> tuple[dict[str, Any], float]:
+        """Return a streamed success, folded into the object that the server would have sent whole, and its seconds.
+
+        Raises CallFailed for every other status. A server that does not stream is understood as well.
+        """
+        stream = AnswerStream(fold, wait, max_bytes=self._max_body_bytes)
+        answer, latency_s = await self.post(path, fields, request_id, sink=stream)
+        raise_for_status(answer)
+        return decode_answer(answer.body) if answer.body else stream.body(), latency_s
+
+    async def within_deadline(self, request: Request, ask: Callable[[Wait], Awaitable[_Sent]]) -> _Sent:
+        """Wait for a call as long as the request may take; what it raises carries no secret of ours."""
+        deadline = self.deadlines.of(request.sampling)
+        wait = Wait(deadline, stall_s=self._stall_timeout_s, on_token=request.on_token)
         try:
-            async with asyncio.timeout(self.request_timeout_s):
-                return await call
+            async with wait.limit:
+                return await ask(wait)
         except TimeoutError as error:
-            message = f"no answer within {self.request_timeout_s:g} s (MILL_REQUEST_TIMEOUT_S)"
-            raise CallFailed(make_fault(FaultKind.TIMEOUT, message)) from error
+            if wait.overdue:
+                self.deadlines.missed(started=wait.started)
+            raise CallFailed(wait.fault()) from error
         except CallFailed as failure:
             raise CallFailed(self.without_secrets(failure.fault)) from failure.__cause__
 
@@ -157,7 +185,7 @@ class Link:
                 self._asked_at = time.monotonic()
                 return self.backend
             if backend.label and backend != self.backend:
-                logger.info("the model server at %s is %s", urllib.parse.urlsplit(self.base_url).netloc, backend.shown)
+                logger.info("the model server at %s is %s", urllib.parse.urlsplit(self.base_url).netloc, backend.told)
             self.backend, self._identified = backend, True
         return backend
 
@@ -196,21 +224,32 @@ class Link:
         return self._secret.sub("***", words) if self._secret else words
 
 
+def raise_for_status(answer: RawAnswer) -> None:
+    """Raise CallFailed, the answer's fault, for every status but a success."""
+    if not 200 <= answer.status < 300:
+        headers = {name.decode("latin1"): value.decode("latin1") for name, value in answer.headers}
+        raise CallFailed(classify_answer(answer.status, headers, answer.body, now=time.time()))
+
+
 async def once_more_if_stale(send: Callable[[], Awaitable[_Sent]]) -> _Sent:
-    """Send a request, and again at once where the server had closed the idle connection that it went over."""
-    try:
-        return await send()
-    except CallFailed as failure:
-        if failure.fault.kind is not FaultKind.STALE_CONNECTION:
-            raise
-    try:
-        return await send()
-    except CallFailed as failure:
-        if failure.fault.kind not in {FaultKind.STALE_CONNECTION, FaultKind.CONNECT}:
-            raise
-        # No coincidence: the server closes its connections instead of answering, or it died over the request.
-        message = f"the connection was closed without an answer; then: {failure.fault.message}"
-        raise CallFailed(make_fault(FaultKind.CONNECTION_LOST, message)) from failure
+    """Send a request, and again at once where the server had closed the idle connection that it went over.
+
+    The next idle connection may have been closed as well, so this is done a few times.
+    """
+    stale = 0
+    while True:
+        try:
+            return await send()
+        except CallFailed as failure:
+            kind = failure.fault.kind
+            if kind is FaultKind.STALE_CONNECTION and stale < _MOST_STALE:
+                stale += 1
+                continue
+            if not stale or kind not in {FaultKind.STALE_CONNECTION, FaultKind.CONNECT}:
+                raise
+            # No coincidence: the server closes its connections instead of answering, or it died over the request.
+            message = f"the connection was closed without an answer; then: {failure.fault.message}"
+            raise CallFailed(make_fault(FaultKind.CONNECTION_LOST, message)) from failure
 
 
 def header_safe(text: str) -> str:
@@ -218,7 +257,14 @@ def header_safe(text: str) -> str:
     return _NOT_HEADER_SAFE.sub("_", text)
 
 
-def _split_login(base_url: str) -> tuple[str, str | None]:
+def secret_pattern(key: str | None, login: str | None) -> re.Pattern[str] | None:
+    """Return what finds the key and the login's token in a server's words; None where there is neither."""
+    secrets = [re.escape(secret) for secret in (key, login and login.partition(" ")[2]) if secret]
+    # Whole words only: a made-up key such as "x" is part of many words.
+    return re.compile(rf"(?<![A-Za-z0-9])({'|'.join(secrets)})(?![A-Za-z0-9])") if secrets else None
+
+
+def split_login(base_url: str) -> tuple[str, str | None]:
     """Return the URL without its user name and password, and these as an Authorization header."""
     parts = urllib.parse.urlsplit(base_url)
     login, at, host = parts.netloc.rpartition("@")

@@ -16,6 +16,11 @@ _NATIVE: dict[str, type[SGLangClient | VLLMTokensClient]] = {
 }
 
 
+def class_of(protocol: str) -> type[SGLangClient | VLLMTokensClient | OpenAIChatClient]:
+    """Return the class of the clients that a protocol of the settings has."""
+    return _NATIVE.get(protocol, OpenAIChatClient)
+
+
 def make_client(url: str, servers: ServerSettings, tokenizers: Tokenizers, *, max_connections: int) -> Client:
     """Return a client for one of the settings' endpoints, to be made and used inside one event loop."""
     options = LinkOptions(
@@ -24,6 +29,8 @@ def make_client(url: str, servers: ServerSettings, tokenizers: Tokenizers, *, ma
         connect_timeout_s=servers.connect_timeout_s,
         max_connections=max_connections,
         max_body_bytes=int(servers.max_body_mb * 2**20),
+        stream=servers.stream,
+        stall_timeout_s=servers.stall_timeout_s,
     )
     native = _NATIVE.get(servers.protocol)
     if native is not None:
@@ -35,6 +42,8 @@ def make_client(url: str, servers: ServerSettings, tokenizers: Tokenizers, *, ma
         connect_timeout_s=options.connect_timeout_s,
         max_connections=options.max_connections,
         max_body_bytes=options.max_body_bytes,
+        stream=options.stream,
+        stall_timeout_s=options.stall_timeout_s,
         asks_backend=servers.protocol == "auto",
         allow_unknown=servers.allow_unknown_parameters,
         tokenizers=tokenizers,

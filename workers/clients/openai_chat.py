@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from app.records import Completion
+from workers.clients import fits
 from workers.clients.answers import all_thought, decode_answer, parse_chat_answer
 from workers.clients.backends import Backend
 from workers.clients.base import PROBE_TIMEOUT_S, Answer, CallFailed, Probe, Request
+from workers.clients.deadlines import Wait
 from workers.clients.exact import Checks, stop_ids_of, with_check, with_sure_ids
+from workers.clients.folding import ChatFold
 from workers.clients.link import REQUEST_ID_HEADER, Link, LinkOptions, header_safe, once_more_if_stale
 from workers.clients.parameters import Allowance
-from workers.faults import classify_answer, classify_exception
-from workers.rendering import Tokenizer, Tokenizers
+from workers.faults import Fault, classify_answer, classify_exception
+from workers.rendering import PromptRefusedError, Tokenizer, Tokenizers
 from workers.wording import words_of_body
 
 if TYPE_CHECKING:
     import httpx2
     import openai
 
+_PATH = "/v1/chat/completions"
 _NO_KEY = "none"
+
+_NO_IDS = "no ids: {}'s chat completions give none in a stream{}"
 
 # Left out: they tell nobody anything here and cost a fifth of the client's time per call.
 _TELEMETRY_HEADERS = (
@@ -51,10 +57,12 @@ class OpenAIChatClient:
         base_url: str,
         *,
         api_key: str | None,
-        request_timeout_s: float,
+        request_timeout_s: float | Literal["auto"],
         connect_timeout_s: float,
         max_connections: int,
         max_body_bytes: int,
+        stream: bool = False,
+        stall_timeout_s: float = 60,
         asks_backend: bool = False,
         allow_unknown: bool = False,
         tokenizers: Tokenizers | None = None,
@@ -73,6 +81,8 @@ class OpenAIChatClient:
             connect_timeout_s=connect_timeout_s,
             max_connections=max_connections,
             max_body_bytes=max_body_bytes,
+            stream=stream,
+            stall_timeout_s=stall_timeout_s,
         )
         self._link = Link(base_url, options)
         self._asks_backend = asks_backend
@@ -80,8 +90,9 @@ class OpenAIChatClient:
         self._tokenizers = tokenizers
         self._checks = Checks(self._link.base_url)
         # Whole, so that the SDK need not put it together for each call.
-        self._chat_url = f"{self._link.base_url}/v1/chat/completions"
+        self._chat_url = f"{self._link.base_url}{_PATH}"
         self._server_takes_ids = True
+        self._server_counts = True
         self._omitted: dict[str, Any] = dict.fromkeys(_CALL_TELEMETRY_HEADERS, openai.Omit())
         if not self._link.authorization:
             # Said outright, for some proxies refuse a made-up key.
@@ -102,9 +113,13 @@ class OpenAIChatClient:
         return await self._link.identify(again=again) if self._asks_backend else self._link.backend
 
     def refusal(self, request: Request) -> str | None:
-        """Return which parameters of the request the server would not act on."""
-        backend = self._link.backend
-        return self._allowance.refusal(
+        """Return what of the request cannot fit, or which of its parameters the server would not act on."""
+        return self.refuses(self._link.backend, request, self._allowance)
+
+    @staticmethod
+    def refuses(backend: Backend, request: Request, allowance: Allowance) -> str | None:
+        """Return the same of any backend."""
+        return fits.refusal(request, backend.context_of(request.model)) or allowance.refusal(
             request.parameters, backend.parameters, shown=backend.shown, strict=backend.dialect.strict
         )
 
@@ -114,10 +129,13 @@ class OpenAIChatClient:
         if self._tokenizers is not None and self._tokenizers.given:
             # Before the call: an answer must not be lost because there is no such tokenizer.
             tokenizer = await self._tokenizers.of(request.model)
-        body, latency_s = await self._link.within_deadline(self._ask(request))
+            await self._check_room(request, tokenizer)
+        answer, latency_s = await self._link.within_deadline(
+            request, lambda wait: self._stream(request, wait) if self._link.streams else self._ask(request)
+        )
         try:
-            answer = decode_answer(body)
             completion = parse_chat_answer(answer, tools=bool(request.tools))
+            fits.check_answer(completion, request, self._link.backend.context_of(request.model))
         except CallFailed as failure:
             raise CallFailed(self._link.without_secrets(failure.fault)) from failure.__cause__
         end_ids = () if tokenizer is None else tokenizer.end_ids
@@ -126,7 +144,24 @@ class OpenAIChatClient:
         completion = with_sure_ids(completion, keeps_end=keeps_end, stop_ids=stop_ids, end_ids=end_ids)
         if tokenizer is not None:
             completion = await self._checked(completion, tokenizer)
+        backend = self._link.backend
+        if self._link.streams and request.want_token_ids and not backend.dialect.streams_ids:
+            hint = "; MILL_PROTOCOL=sglang does" if backend.name == "sglang" else ""
+            note = _NO_IDS.format(backend.dialect.shown, hint)
+            completion = msgspec.structs.replace(completion, notes=[*completion.notes, note])
+        self._link.deadlines.answered(latency_s, completion.usage)
         return Answer(self._checks.tell(completion), latency_s)
+
+    async def _check_room(self, request: Request, tokenizer: Tokenizer) -> None:
+        """Raise CallFailed (context_overflow) before the call where prompt and answer do not fit into the context."""
+        context = self._link.backend.context_of(request.model)
+        if not fits.may_overflow(request, context):
+            return
+        try:
+            prompt = await asyncio.to_thread(tokenizer.render, request.messages, request.tools, request.sampling)
+        except PromptRefusedError:
+            return  # the server's template decides
+        fits.check_prompt(len(prompt.ids), request, context)
 
     async def _checked(self, completion: Completion, tokenizer: Tokenizer) -> Completion:
         """Return the completion with what the ids prove: whether it is all thought, and, of some, whether they fit."""
@@ -159,22 +194,18 @@ class OpenAIChatClient:
             # Our own header says the key; without this the SDK would send one that it finds in the environment.
             api_key=_NO_KEY,
             max_retries=0,
-            timeout=self._link.request_timeout_s,
+            timeout=None,  # the deadline is our own
             default_headers=headers,
             http_client=openai.DefaultAioHttpClient(
                 transport=self._link.pool, trust_env=False, follow_redirects=False, timeout=None
             ),
         )
 
-    async def _ask(self, request: Request) -> tuple[bytes, float]:
-        fields = {**request.sampling, "model": request.model, "messages": request.messages}
-        if request.tools:
-            fields["tools"] = request.tools
-        if request.seed is not None:
-            fields["seed"] = request.seed
+    async def _ask(self, request: Request) -> tuple[dict[str, Any], float]:
+        fields = _fields(request)
         headers = {REQUEST_ID_HEADER: header_safe(request.request_id), **self._omitted}
-        ask_ids = self._link.backend.dialect.ask_ids
-        asks = request.want_token_ids and self._server_takes_ids and not ask_ids <= fields.keys()
+        ask_ids = self._ids_to_ask(request, fields)
+        asks = bool(ask_ids)
         response, latency_s = await self._post({**dict.fromkeys(ask_ids, True), **fields} if asks else fields, headers)
         if asks and _refuses(response, ask_ids):
             response, latency_s = await self._post(fields, headers)
@@ -183,7 +214,39 @@ class OpenAIChatClient:
         if not response.is_success:
             fault = classify_answer(response.status_code, response.headers, response.content, now=time.time())
             raise CallFailed(fault)
-        return response.content, latency_s
+        return decode_answer(response.content), latency_s
+
+    async def _stream(self, request: Request, wait: Wait) -> tuple[dict[str, Any], float]:
+        """Ask for a stream, without the SDK, whose objects would cost more than all the rest."""
+        dialect = self._link.backend.dialect
+        fields = {**_fields(request), "stream": True}
+        more: dict[str, Any] = dict.fromkeys(self._ids_to_ask(request, fields) if dialect.streams_ids else (), True)
+        if dialect.counts_streams and self._server_counts:
+            more["stream_options"] = {"include_usage": True}
+
+        async def ask() -> tuple[dict[str, Any], float]:
+            fold = ChatFold(has_null=dialect.has_null)
+            return await self._link.stream_of(_PATH, {**more, **fields}, request.request_id, fold=fold, wait=wait)
+
+        try:
+            return await ask()
+        except CallFailed as failure:
+            refused = [name for name in more if _names(failure.fault, name)]
+            if not refused:
+                raise
+        for name in refused:
+            del more[name]
+        answered = await ask()
+        # Only now it is sure that nothing else was wrong with the request.
+        self._server_counts &= "stream_options" not in refused
+        self._server_takes_ids &= refused in ([], ["stream_options"])
+        return answered
+
+    def _ids_to_ask(self, request: Request, fields: dict[str, Any]) -> frozenset[str]:
+        """Return the fields that make the server tell the ids, where they are wanted and not asked for already."""
+        ask_ids = self._link.backend.dialect.ask_ids
+        asks = request.want_token_ids and self._server_takes_ids and not ask_ids <= fields.keys()
+        return ask_ids if asks else frozenset()
 
     async def _post(self, fields: dict[str, Any], headers: dict[str, Any]) -> tuple[httpx2.Response, float]:
         body = msgspec.json.encode(fields)
@@ -207,6 +270,20 @@ class OpenAIChatClient:
                 raise
             raise CallFailed(fault) from error
         return response, time.perf_counter() - started
+
+
+def _fields(request: Request) -> dict[str, Any]:
+    fields = {**request.sampling, "model": request.model, "messages": request.messages}
+    if request.tools:
+        fields["tools"] = request.tools
+    if request.seed is not None:
+        fields["seed"] = request.seed
+    return fields
+
+
+def _names(fault: Fault, field: str) -> bool:
+    """Return whether a strict server refuses the request and names a field."""
+    return fault.status in {400, 422} and field in fault.message
 
 
 def _refuses(response: httpx2.Response, ask_ids: frozenset[str]) -> bool:

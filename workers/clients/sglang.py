@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from workers.clients.answers import finished, read_ids, read_usage, refuse, string_or_none
 from workers.clients.base import CallFailed, Request
+from workers.clients.folding import GenerateFold
 from workers.clients.parameters import NATIVE_SGLANG, RENDERED, SGLANG_NAMES, SGLANG_TOP
 from workers.clients.tokens import Generated, TokensClient
 from workers.faults import FaultKind, make_fault
@@ -34,7 +35,7 @@ class SGLangClient(TokensClient):
     def _fields(self, request: Request, prompt: Prompt) -> dict[str, Any]:
         # Special tokens stay in the text, for calls and channels are marked by them in some models.
         params: dict[str, Any] = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
-        fields: dict[str, Any] = {"input_ids": prompt.ids, "rid": request.request_id, "stream": False}
+        fields: dict[str, Any] = {"input_ids": prompt.ids, "rid": request.request_id, "stream": self._link.streams}
         for name, value in request.sampling.items():
             if name in SGLANG_TOP:
                 fields[name] = value
@@ -66,6 +67,9 @@ class SGLangClient(TokensClient):
             model=None,
             response_id=string_or_none(meta.get("id")),
         )
+
+    def _fold(self) -> GenerateFold:
+        return GenerateFold()
 
     def _given_up(self, request: Request) -> None:
         """Abort the request: the server would notice that nobody listens only seconds later."""

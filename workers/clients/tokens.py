@@ -9,15 +9,21 @@ from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from app.records import Completion, Usage
-from workers.clients.answers import SPLIT_FROM_CONTENT, decode_answer, derivable, refuse_silence
+from workers.clients import fits
+from workers.clients.answers import SPLIT_FROM_CONTENT, derivable, refuse_silence
 from workers.clients.backends import Backend
 from workers.clients.base import PROBE_TIMEOUT_S, Answer, CallFailed, Probe, Request
+from workers.clients.deadlines import Wait
 from workers.clients.exact import Checks, stop_ids_of, with_check, with_sure_ids
+from workers.clients.folding import Fold
 from workers.clients.link import Link
 from workers.clients.parameters import Allowance
 from workers.clients.texts import holds_call_markup, take_apart
 from workers.faults import FaultKind, classify_error_body, make_fault
 from workers.rendering import Prompt, PromptRefusedError, Tokenizer, Tokenizers
+
+_STILL_RUNNING = frozenset({FaultKind.TIMEOUT, FaultKind.STALLED, FaultKind.DUPLICATE_ID})
+"""Faults after which the server may go on with the request."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +65,10 @@ class TokensClient(abc.ABC):
     def _read(self, body: dict[str, Any], request: Request) -> Generated:
         """Return what an answer says; raises CallFailed for one that was broken off."""
 
+    @abc.abstractmethod
+    def _fold(self) -> Fold:
+        """Return what puts the events of a stream together."""
+
     def _given_up(self, request: Request) -> None:  # noqa: B027 - most servers abort when the connection closes
         """Note that nobody waits for the request's answer any more."""
 
@@ -73,10 +83,16 @@ class TokensClient(abc.ABC):
 
     def refusal(self, request: Request) -> str | None:
         """Return why this protocol does not fit the server, or what it does not know of the request."""
-        backend = self._link.backend
-        if backend.name not in {"", self._made_by}:
-            return f"{backend.shown} has no {self._path}; start the workers with MILL_PROTOCOL=auto"
-        return self._allowance.refusal(request.parameters, self._known, shown=self._shown, strict=False)
+        return self.refuses(self._link.backend, request, self._allowance)
+
+    @classmethod
+    def refuses(cls, backend: Backend, request: Request, allowance: Allowance) -> str | None:
+        """Return the same of any backend."""
+        if backend.name not in {"", cls._made_by}:
+            return f"{backend.shown} has no {cls._path}; start the workers with MILL_PROTOCOL=auto"
+        return fits.refusal(request, backend.context_of(request.model)) or allowance.refusal(
+            request.parameters, cls._known, shown=cls._shown, strict=False
+        )
 
     async def complete(self, request: Request) -> Answer:
         """Render, ask once and take the answer apart; raises as Client says."""
@@ -86,18 +102,19 @@ class TokensClient(abc.ABC):
         except PromptRefusedError as error:
             message = f"the chat template does not take the conversation: {error}"
             raise CallFailed(make_fault(FaultKind.BAD_REQUEST, message)) from error
+        fits.check_prompt(len(prompt.ids), request, self._link.backend.context_of(request.model))
         fields = self._fields(request, prompt)
         try:
-            asked = self._link.answer_of(self._path, fields, request.request_id)
-            body, latency_s = await self._link.within_deadline(asked)
+            answer, latency_s = await self._link.within_deadline(
+                request, lambda wait: self._ask(fields, request.request_id, wait)
+            )
         except asyncio.CancelledError:
             self._given_up(request)
             raise
         except CallFailed as failure:
-            if failure.fault.kind in {FaultKind.TIMEOUT, FaultKind.DUPLICATE_ID}:
+            if failure.fault.kind in _STILL_RUNNING:
                 self._given_up(request)
             raise
-        answer = decode_answer(body)
         if answer.get("error") or answer.get("object") == "error":
             raise CallFailed(classify_error_body(answer))
         generated = self._read(answer, request)
@@ -105,7 +122,13 @@ class TokensClient(abc.ABC):
             completion = await asyncio.to_thread(self._completion, generated, request, prompt, tokenizer)
         else:
             completion = self._completion(generated, request, prompt, tokenizer)
+        self._link.deadlines.answered(latency_s, completion.usage)
         return Answer(self._checks.tell(completion), latency_s)
+
+    async def _ask(self, fields: dict[str, Any], request_id: str, wait: Wait) -> tuple[dict[str, Any], float]:
+        if self._link.streams:
+            return await self._link.stream_of(self._path, fields, request_id, fold=self._fold(), wait=wait)
+        return await self._link.answer_of(self._path, fields, request_id)
 
     def _completion(self, generated: Generated, request: Request, prompt: Prompt, tokenizer: Tokenizer) -> Completion:
         stop_ids = stop_ids_of(request.sampling)

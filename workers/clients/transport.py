@@ -6,11 +6,11 @@ It is the transport under the `openai` package as well; imported only where call
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import socket
 from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import httpx2
@@ -30,6 +30,16 @@ STALE_WINDOW_S = 2.0
 SPARE_CONNECTIONS = 2
 """Room for probes beside a full house of calls."""
 
+MAX_CONNECTING = 64
+"""Connections that are opened at once. A thousand at once would starve each other of the loop, and a busy machine would
+let them run into the connect timeout; a request that waits for its turn here has not begun to connect."""
+
+_NAP_SHARE, _LONGEST_NAP_S, _SHORTEST_NAP_S = 1 / 8, 0.25, 0.002
+"""Between two looks at a stream nothing is read for this share of its age, within bounds: tokens collect in the
+system's buffer and come in one piece, which is what makes streams cheap."""
+_LAST_WORDS_S = 1.0
+"""Seconds for a server to end its body after it has said that nothing more comes."""
+
 # A silent call of half an hour must survive NAT gateways, which forget idle connections after two to six minutes.
 _KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 8))
 
@@ -46,6 +56,25 @@ class RawAnswer:
     body: bytes
 
 
+class Sink(Protocol):
+    """Takes a streamed body."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the server has said that nothing more comes."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes; raises CallFailed for what cannot be an answer."""
+
+
+@dataclasses.dataclass
+class _Passage:
+    """What is known of one request's connection."""
+
+    reused: bool = False
+    connecting: bool = False
+
+
 class ConnectionPool(httpx2.AsyncBaseTransport):
     """Keeps the connections to one endpoint; belongs to the event loop of its first use."""
 
@@ -54,6 +83,7 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._connect_timeout_s = connect_timeout_s
         self._max_body_bytes = max_body_bytes
         self._session: aiohttp.ClientSession | None = None
+        self._connecting = asyncio.Semaphore(MAX_CONNECTING)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send one of httpx2's requests; there is no deadline but the connection's."""
@@ -61,20 +91,32 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         headers = [(name, value) for name, value in answer.headers if name.lower() != _ENCODING]
         return httpx2.Response(answer.status, headers=headers, content=answer.body)
 
-    async def fetch(self, method: str, url: str, *, headers: Mapping[str, str], body: bytes | None = None) -> RawAnswer:
+    async def fetch(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        sink: Sink | None = None,
+    ) -> RawAnswer:
         """Send one request and return its whole answer, whatever its status.
 
-        Raises CallFailed for connections that fail and for bodies over the bound, which are not read to their end.
+        The body of an event stream goes into the sink instead, where one is given. Raises CallFailed for connections
+        that fail, for bodies over the bound, which are not read to their end, and what the sink raises.
         """
         loop = asyncio.get_running_loop()
-        trace = SimpleNamespace(reused=False)
+        passage = _Passage()
         answered = False
         started = loop.time()
         try:
             async with self._get_session().request(
-                method, url, headers=headers, data=body, allow_redirects=False, trace_request_ctx=trace
+                method, url, headers=headers, data=body, allow_redirects=False, trace_request_ctx=passage
             ) as response:
                 answered = True
+                if sink is not None and _is_event_stream(response):
+                    await _pass_on(response, sink)
+                    return RawAnswer(response.status, response.raw_headers, b"")
                 content = await self._read(response)
                 return RawAnswer(response.status, response.raw_headers, content)
         except (aiohttp.ClientError, OSError) as error:
@@ -82,9 +124,12 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             if fault is None:
                 raise
             lost = fault.kind is FaultKind.CONNECTION_LOST
-            if lost and trace.reused and not answered and loop.time() - started < STALE_WINDOW_S:
+            if lost and passage.reused and not answered and loop.time() - started < STALE_WINDOW_S:
                 fault = make_fault(FaultKind.STALE_CONNECTION, fault.message)
             raise CallFailed(fault) from error
+        finally:
+            if passage.connecting:
+                self._connecting.release()
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -108,6 +153,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         if self._session is None:
             tracing = aiohttp.TraceConfig()
             tracing.on_connection_reuseconn.append(_note_reuse)
+            tracing.on_connection_create_start.append(self._begin_to_connect)
+            tracing.on_connection_create_end.append(self._end_to_connect)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=self._max_connections + SPARE_CONNECTIONS,
@@ -121,6 +168,50 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
                 trust_env=False,
             )
         return self._session
+
+    async def _begin_to_connect(self, _session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
+        await self._connecting.acquire()
+        context.trace_request_ctx.connecting = True
+
+    async def _end_to_connect(self, _session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
+        context.trace_request_ctx.connecting = False
+        self._connecting.release()
+
+
+def _is_event_stream(response: aiohttp.ClientResponse) -> bool:
+    return response.status == 200 and response.headers.get("Content-Type", "").startswith("text/event-stream")
+
+
+async def _pass_on(response: aiohttp.ClientResponse, sink: Sink) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while data := await response.content.readany():
+        sink.feed(data)
+        if sink.done:
+            await _hear_out(response)
+            return
+        nap_s = min(_LONGEST_NAP_S, (loop.time() - began) * _NAP_SHARE)
+        if nap_s >= _SHORTEST_NAP_S:
+            await _let_collect(response, nap_s)
+
+
+async def _let_collect(response: aiohttp.ClientResponse, seconds: float) -> None:
+    transport = response.connection.transport if response.connection else None
+    if transport is None:
+        return  # all has come
+    transport.pause_reading()
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        transport.resume_reading()
+
+
+async def _hear_out(response: aiohttp.ClientResponse) -> None:
+    """Read what follows the last event, so that the connection can be used again; the answer is whole without it."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+        async with asyncio.timeout(_LAST_WORDS_S):
+            while await response.content.readany():
+                pass
 
 
 async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _params: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from app.records import Usage
 from workers.clients.answers import finished, read_ids, read_usage, refuse, string_or_none
 from workers.clients.base import Request
+from workers.clients.folding import TokensFold
 from workers.clients.parameters import NATIVE_VLLM, RENDERED, VLLM_TOP
 from workers.clients.tokens import Generated, TokensClient
 from workers.rendering import Prompt
@@ -27,8 +28,10 @@ class VLLMTokensClient(TokensClient):
             "model": request.model,
             "request_id": request.request_id,
             "token_ids": prompt.ids,
-            "stream": False,
+            "stream": self._link.streams,
         }
+        if self._link.streams:
+            fields["stream_options"] = {"include_usage": True}
         for name, value in request.sampling.items():
             if name in VLLM_TOP:
                 fields[name] = value
@@ -39,6 +42,9 @@ class VLLMTokensClient(TokensClient):
         if request.seed is not None:
             params["seed"] = request.seed
         return {**fields, "sampling_params": params}
+
+    def _fold(self) -> TokensFold:
+        return TokensFold()
 
     def _read(self, body: dict[str, Any], request: Request) -> Generated:
         choices = body.get("choices")

@@ -15,7 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app import records
-from app.records import Completion, Kind, Record, Sample, Source, encode_line, filename_safe, sample_id, sample_seed
+from app.head import decode_head
+from app.records import (
+    Completion,
+    Kind,
+    Record,
+    Sample,
+    Source,
+    Turn,
+    encode_line,
+    filename_safe,
+    sample_id,
+    sample_seed,
+    split_turn,
+    turn_id,
+)
 from tests.support.folders import pen
 from tests.support.jsonl_check import parse_strict
 
@@ -197,3 +211,56 @@ def test_values_are_frozen() -> None:
 def test_kinds_are_plain_words() -> None:
     """The words in files and Redis keys are the kinds' own."""
     assert [str(kind) for kind in Kind] == ["refused", "pending", "failed", "rejected", "accepted"]
+
+
+@pytest.mark.parametrize(
+    ("id_", "parts"),
+    [
+        ("a#turn1", ("a", 1)),
+        ("a.2#turn12", ("a.2", 12)),
+        ("a", ("a", None)),
+        ("a#turn", ("a#turn", None)),
+        ("a#turnx", ("a#turnx", None)),
+        ("a#turn1#turn2", ("a#turn1", 2)),
+        ("a#turn²", ("a#turn²", None)),
+    ],
+)
+def test_a_turns_id_names_its_sample_and_its_number(id_: str, parts: tuple[str, int | None]) -> None:
+    """A turn's id is taken apart as it was made; what only looks like one is left whole."""
+    assert split_turn(id_) == parts
+    if parts[1] is not None:
+        assert turn_id(parts[0], parts[1]) == id_
+
+
+def test_a_records_fields_of_conversations_are_there_only_where_they_are_set() -> None:
+    """A record of a last turn alone has no field more than before, and a line without them is read."""
+    record = Record(
+        id="a", dataset="d", verdict=Kind.ACCEPTED, source=Source(), messages=[], sampling={}, settings="0" * 16
+    )
+    line = encode_line(record)
+    assert not {"turns", "ended", "source_messages"} & set(json.loads(line))
+    assert msgspec.json.decode(line, type=Record) == record
+    whole = msgspec.structs.replace(record, turns=[Turn(id="a#turn1", messages=1)], ended=None, source_messages=[])
+    fields = json.loads(encode_line(whole))
+    assert (fields["ended"], fields["source_messages"], fields["turns"][0]["messages"]) == (None, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [
+        ({"usage": {"completion_tokens": 5}}, 5),
+        ({"usage": {"completion_tokens": 5}, "turns": []}, 5),
+        ({"usage": {"completion_tokens": 5}, "turns": [{"usage": {"completion_tokens": 4}}]}, 4),
+        (
+            {
+                "usage": {"completion_tokens": 5},
+                "turns": [{"usage": {"completion_tokens": 4}}, {"usage": None}, {"usage": {"completion_tokens": 5}}],
+            },
+            9,
+        ),
+        ({"turns": [{"usage": {"completion_tokens": 2**31 - 1}}, {"usage": {"completion_tokens": 1}}]}, 0),
+    ],
+)
+def test_the_index_counts_the_tokens_of_all_turns(line: dict[str, Any], tokens: int) -> None:
+    """A conversation's tokens are those of its turns, whose last one is the record's own."""
+    assert decode_head(json.dumps({"id": "a", **line}).encode()).tokens == tokens

@@ -48,7 +48,7 @@ def test_defaults() -> None:
 def test_sampling_sends_only_what_was_set() -> None:
     """Without sampling settings a request holds max_tokens and nothing else, so the server's defaults count."""
     generation = settings.load(GenerationSettings)
-    assert generation.sampling() == {"max_tokens": 8192}
+    assert generation.sampling("id") == {"max_tokens": 8192}
     assert generation.content() == {"max_tokens": 8192, "min_completion_tokens": 0, "keep_truncated": False}
 
 
@@ -65,7 +65,7 @@ def test_sampling_holds_all_that_was_set() -> None:
         system="Be brief.",
         min_completion_tokens=50,
     )
-    assert generation.sampling() == {
+    assert generation.sampling("id") == {
         "max_tokens": 8192,
         "temperature": 0.0,
         "stop": ["</s>"],
@@ -141,9 +141,9 @@ def test_json_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         (ServerSettings, "MILL_MODEL_URLS", "gpu-1:8000", "http://127.0.0.1:8000/v1"),
         (ServerSettings, "MILL_MODEL_URLS", "http://a,ftp://b", "'ftp://b'"),
         (ServerSettings, "MILL_MODEL_URLS", "http:///v1", "http://127.0.0.1:8000/v1"),
-        (GenerationSettings, "MILL_TEMPERATURE", "-0.1", "greater than or equal to 0"),
+        (GenerationSettings, "MILL_TEMPERATURE", "-0.1", "must be at least 0"),
         (GenerationSettings, "MILL_TEMPERATURE", "nan", "finite"),
-        (GenerationSettings, "MILL_TOP_P", "1.5", "less than or equal to 1"),
+        (GenerationSettings, "MILL_TOP_P", "1.5", "must be above 0 and at most 1"),
         (GenerationSettings, "MILL_KEEP_TRUNCATED", "perhaps", "boolean"),
         (GenerationSettings, "MILL_STOP", '["a"', "delimiter"),
         (GenerationSettings, "MILL_EXTRA_BODY", "{", "JSON"),
@@ -233,7 +233,7 @@ def test_carried_settings_ignore_this_machine(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MILL_MODEL", "other")
     carried = settings.generation_from_content({**content, "samples_per_prompt": 2})
     assert carried.content() == content
-    assert carried.sampling() == {"max_tokens": 8192, "stop": ["a"], "top_p": 0.9}
+    assert carried.sampling("id") == {"max_tokens": 8192, "stop": ["a"], "top_p": 0.9}
 
 
 def test_carried_settings_that_do_not_fit_are_refused() -> None:
@@ -321,3 +321,14 @@ def test_request_fields_of_our_own_are_refused(field: str) -> None:
     """An extra request field that promptmill fills itself, or could not read the answer to, is refused by name."""
     with pytest.raises(SettingError, match=f"MILL_EXTRA_BODY cannot be used: {field} cannot be set there"):
         settings.load(settings.GenerationSettings, extra_body={field: 1, "top_a": 2})
+
+
+def test_the_request_timeout_is_a_number_or_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds, or `auto`; anything else is refused with the variable's name."""
+    for text, value in (("90", 90.0), ("auto", "auto")):
+        monkeypatch.setenv("MILL_REQUEST_TIMEOUT_S", text)
+        assert settings.load(ServerSettings).request_timeout_s == value
+    for text in ("0", "soon"):
+        monkeypatch.setenv("MILL_REQUEST_TIMEOUT_S", text)
+        with pytest.raises(SettingError, match="MILL_REQUEST_TIMEOUT_S cannot be used"):
+            settings.load(ServerSettings)

@@ -38,7 +38,10 @@ def written(folder: Path, text: str) -> Path:
             "[settings]\nmax_token = 5\n" + GOOD,
             "r.toml, [settings]: there is no generation setting 'max_token'; did you mean max_tokens?",
         ),
-        ("[settings]\ntop_p = 3\n" + GOOD, "r.toml, [settings]: top_p cannot be used: input should be less than"),
+        (
+            "[settings]\ntop_p = 3\n" + GOOD,
+            "r.toml, [settings]: top_p cannot be used: 3 is out of bounds: it must be above 0",
+        ),
         ("settings = 5\n" + GOOD, "r.toml, settings: expected `object`, got `int`."),
         (GOOD + "limt = 5", "r.toml, [[dataset]] 1 (a): there is no key 'limt'; did you mean limit?"),
         (GOOD + "limit = 0", "r.toml, [[dataset]] 1 (a), limit: expected `int` >= 1."),

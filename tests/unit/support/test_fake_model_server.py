@@ -354,12 +354,16 @@ def test_start_down_refuses_at_first() -> None:
 
 
 def test_idle_connections_are_closed() -> None:
-    """A connection that idles longer than keep-alive is closed by the server."""
+    """A connection that idles longer than keep-alive after an answer is closed; before it asks, it has all the time."""
     with (
         ModelServer(keep_alive_s=0.2) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent,
         socket.create_connection(("127.0.0.1", server.port), timeout=10) as idle,
     ):
-        assert idle.recv(1) == b""
+        idle.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        assert b"".join(iter(lambda: idle.recv(4096), b"")).startswith(b"HTTP/1.1 200 OK\r\n")
+        silent.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        assert silent.recv(4096).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 def test_client_reset_is_survived(server: ModelServer) -> None:

@@ -66,6 +66,33 @@ def test_servers_are_known_by_what_they_say(site: Site, label: str | None) -> No
     assert len(set(asked)) == len(asked)
 
 
+@pytest.mark.parametrize(
+    ("site", "model", "context"),
+    [
+        ({"/v1/models": models("vllm", max_model_len=4096)}, "m", 4096),
+        ({"/v1/models": models("vllm", max_model_len=4096)}, "an-adapter", 4096),
+        ({"/v1/models": models("sglang", max_model_len=4096), "/server_info": {"context_length": 9}}, "m", 4096),
+        ({"/v1/models": models("sglang"), "/server_info": {"version": "0.5", "context_length": 8192}}, "m", 8192),
+        ({"/props": {"default_generation_settings": {"n_ctx": 2048}}}, "m", 2048),
+        ({"/v1/models": models("tensorrt_llm"), "/version": {"version": "1.2.0"}}, "m", None),
+        ({"/v1/models": models("openai")}, "m", None),
+        ({"/v1/models": models("vllm", max_model_len="much")}, "m", None),
+        ({"/v1/models": models("vllm", max_model_len=-1)}, "m", None),
+        ({}, "m", None),
+    ],
+)
+def test_the_context_is_what_the_server_tells(site: Site, model: str, context: int | None) -> None:
+    """Each make tells in its own place how many tokens fit; what is not told is not known."""
+    assert found(site)[0].context_of(model) == context
+
+
+def test_models_of_one_server_may_have_contexts_of_their_own() -> None:
+    """Each model has its own context; of one that is not listed nothing is known then."""
+    listed = [{"id": "a", "owned_by": "vllm", "max_model_len": 10}, {"id": "b", "owned_by": "x", "max_model_len": 20}]
+    backend, _ = found({"/v1/models": {"data": listed}})
+    assert [backend.context_of(name) for name in ("a", "b", "c")] == [10, 20, None]
+
+
 def test_proxies_are_known_by_their_header_or_address() -> None:
     """LiteLLM says its version in a header, OpenRouter has one address; neither is asked for any other path."""
     backend, asked = found({"/v1/models": models("openai")}, headers={"x-litellm-version": "1.80.0"})

@@ -71,20 +71,32 @@ def test_what_a_servers_parser_left_is_found_in_the_ids(fields: dict[str, Any], 
     assert with_check(answer(encode(text), **fields), decode).ids_check == check
 
 
+_LIMIT = {"finish_reason": "length", "ids_end": "none"}
+_STOP = {"stop_reason": "END", "ids_end": "stop"}
+_EOS = {"stop_reason": 257, "ids_end": "eos"}
+
+
 @pytest.mark.parametrize(
-    ("ids", "text", "check"),
+    ("ids", "fields", "text", "check"),
     [
-        (encode("Yes.<|im_end|>"), "Yes.", "ok"),
-        (encode("Yes.END"), "Yes.", "ok"),
-        (encode("Yes \U0001f305")[:-1], "Yes \ufffd", "ok"),
-        (encode("Yes \U0001f305")[:-1], "Yes ", "ok"),
-        (encode("Yes"), "Yes.", "mismatch"),
-        (encode("No."), "Yes.", "mismatch"),
+        (encode("Yes.<|im_end|>"), _EOS, "Yes.", "ok"),
+        (encode("Yes."), {"ids_end": "none"}, "Yes.", "ok"),
+        (encode("Yes.END"), _STOP, "Yes.", "ok"),
+        (encode("Yes.END!"), _STOP, "Yes.", "ok"),
+        (encode("Yes.END"), _STOP, "Yes.END", "ok"),
+        (encode("Yes \U0001f305")[:-1], _LIMIT, "Yes \ufffd", "ok"),
+        (encode("Yes \U0001f305")[:-1], _LIMIT, "Yes ", "ok"),
+        (encode("Yes<|im_end|>"), _EOS, "Yes.", "mismatch"),
+        (encode("No.<|im_end|>"), _EOS, "Yes.", "mismatch"),
+        (encode("Yes. And more.<|im_end|>"), _EOS, "Yes.", "mismatch"),
+        (encode("Yes. And more."), _LIMIT, "Yes.", "mismatch"),
+        (encode("Yes. And moreEND"), _STOP, "Yes.", "mismatch"),
+        (encode("Yes \U0001f305")[:-1], {}, "Yes ", "mismatch"),
     ],
 )
-def test_a_whole_text_is_compared_to_the_letter(ids: list[int], text: str, check: str) -> None:
-    """Only what ended the answer may follow its text in the ids, and a character that was cut."""
-    assert with_check(answer(ids), decode, exact_text=text).ids_check == check
+def test_a_whole_text_is_compared_to_the_letter(ids: list[int], fields: dict[str, Any], text: str, check: str) -> None:
+    """Only what ended the answer may follow its text in the ids, and a character that a limit cut."""
+    assert with_check(answer(ids, **fields), decode, exact_text=text).ids_check == check
 
 
 def test_the_first_answer_and_then_a_few_are_checked() -> None:

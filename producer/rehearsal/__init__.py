@@ -1,0 +1,1 @@
+"""A dry run of a dataset: everything is real but the model server."""

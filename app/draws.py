@@ -12,6 +12,7 @@ import functools
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -22,6 +23,10 @@ _DECIMALS: Final = 4
 _DIGEST_BYTES: Final = 7
 _ACCURATE_BITS: Final = 53
 """As many bits as a float holds exactly."""
+
+_NUMBER: Final = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|nan)", re.ASCII | re.IGNORECASE)
+"""What `float` reads, without digits of other scripts and `_` between digits."""
+_DECIMAL_COMMA: Final = re.compile(r"\s*[0-9]+,[0-9]+\s*")
 
 Value = float | str
 
@@ -67,7 +72,7 @@ class Choices:
 
     def __str__(self) -> str:
         """Return the one spelling that settings are compared in."""
-        equal = set(self.weights) == {1.0}
+        equal = len(set(self.weights)) == 1
         pairs = zip(map(str, self.values), self.weights, strict=True)
         return ",".join(value if equal else f"{value}:{_short(weight)}" for value, weight in pairs)
 
@@ -103,6 +108,8 @@ def checked(name: str, value: object) -> Value:
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise ValueError(f"{value!r} is {_accepted(name)}")  # noqa: TRY004  pydantic takes ValueErrors alone
     meaning = _parse(name, str(value))
+    if isinstance(meaning, Choices) and len(meaning.values) == 1:
+        meaning = meaning.values[0]
     if not isinstance(meaning, Distribution):
         _check_number(name, meaning, "")
         return meaning
@@ -145,7 +152,7 @@ def _parse(name: str, text: str) -> Value | Distribution:
     if "," in text or ":" in text:
         return _choices(name, text)
     if name == _WORDS:
-        return text
+        return _word(text)
     low, dots, high = text.partition("..")
     if not dots:
         return _number(name, text, text)
@@ -153,6 +160,12 @@ def _parse(name: str, text: str) -> Value | Distribution:
     if not bounds.low < bounds.high:
         raise ValueError(f"{text!r} is no range: its first number must be the smaller one")
     return bounds
+
+
+def _word(text: str) -> str:
+    if not text.strip() or ".." in text:
+        raise ValueError(f"{text!r} is {_accepted(_WORDS)}")
+    return text.strip()
 
 
 def _choices(name: str, text: str) -> Choices:
@@ -166,24 +179,25 @@ def _choices(name: str, text: str) -> Choices:
         weights.append(_weight(weight, text) if colon else 1.0)
     if len(set(values)) < len(values):
         raise ValueError(f"{text!r} names a choice twice; give it one weight")
+    if name != _WORDS and _DECIMAL_COMMA.fullmatch(text):
+        dotted, chosen = text.strip().replace(",", "."), text.strip().replace(",", ":1,")
+        raise ValueError(f"{text!r} may mean {dotted} or two choices; write {dotted}, or {chosen}:1")
+    if not math.isfinite(sum(weights)):
+        raise ValueError(f"the weights in {text!r} are too large to be added up")
     return Choices(tuple(values), tuple(weights))
 
 
 def _weight(word: str, text: str) -> float:
-    try:
-        weight = float(word)
-    except ValueError:
-        weight = 0.0
+    weight = float(word) if _NUMBER.fullmatch(word) else 0.0
     if not 0 < weight < math.inf:
         raise ValueError(f"{word!r} in {text!r} is no weight; a weight is a number above 0")
     return weight
 
 
 def _number(name: str, word: str, text: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"{text!r} is {_accepted(name)}") from None
+    if not _NUMBER.fullmatch(word.strip()):
+        raise ValueError(f"{text!r} is {_accepted(name)}")
+    return float(word) + 0.0  # minus zero is zero
 
 
 def _accepted(name: str) -> str:

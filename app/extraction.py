@@ -197,7 +197,8 @@ def exact_sequence(record: SourceRecord) -> Sequence | Refusal:
     """Return the ids as the server gave them, by the rule of the `tokens` export, or why there are none."""
     prompt, output = record.prompt_token_ids, record.output_ids
     if not prompt or output is None:
-        words = "the server gave no exact token ids; --retokenize makes ids of the text, marked as such"
+        whose = "the answer" if output is None else "the prompt"
+        words = f"the server gave no exact token ids of {whose}; --retokenize makes ids of the text, marked as such"
         return Refusal(Reason.NO_EXACT_IDS, words)
     expected = record.usage.completion_tokens if record.usage else None
     if expected is not None and expected != len(output):

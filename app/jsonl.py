@@ -57,13 +57,15 @@ class Mending:
     cut: int
     """How many bytes were moved to the torn file; 0 when only the newline was missing."""
     torn: Path
+    follows: str = "the sample is asked again"
+    """What becomes of a line that was torn, in words."""
 
     def __str__(self) -> str:
         """Say it in one sentence."""
         if self.cut:
             return (
                 f"The last line of {self.path} was torn: {self.cut} bytes from byte {self.offset} on were moved to "
-                f"{self.torn}; the sample is asked again."
+                f"{self.torn}; {self.follows}."
             )
         return f"The last line of {self.path} (byte {self.offset}) had lost its newline; it is whole and counts."
 
@@ -201,6 +203,8 @@ def read_lines(path: Path, start: int = 0) -> Iterator[Line]:
         file = path.open("rb", buffering=0)
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise translate(error, path) from error
     with file, translated(path):
         file.seek(start)
         offset, pieces = start, list[bytes]()
@@ -230,10 +234,13 @@ def read_span(path: Path, offset: int, length: int) -> bytes:
         return b"".join(pieces)
 
 
-def mend_tail(path: Path, torn: Path, tail: Line, *, is_record: Callable[[bytes], bool]) -> Mending:
+def mend_tail(
+    path: Path, torn: Path, tail: Line, *, is_record: Callable[[bytes], bool], follows: str = Mending.follows
+) -> Mending:
     r"""Give an unended last line its `\n` if it is a whole record, else move its bytes to the torn file.
 
-    NULs that a crashed node left behind a whole record are dropped. The caller holds the folder's lock.
+    NULs that a crashed node left behind a whole record are dropped. `follows` are the words for what becomes of a torn
+    line. The caller holds the folder's lock.
     """
     kept = tail.data.rstrip(b"\0")
     if is_record(kept):
@@ -243,12 +250,12 @@ def mend_tail(path: Path, torn: Path, tail: Line, *, is_record: Callable[[bytes]
             file.write(b"\n")
             file.flush()
             os.fsync(file.fileno())
-        return Mending(path, tail.offset, 0, torn)
+        return Mending(path, tail.offset, 0, torn, follows)
     append(torn, encode_cut(path, tail.offset, tail.data))
     with translated(path), path.open("r+b") as file:
         file.truncate(tail.offset)
         os.fsync(file.fileno())
-    return Mending(path, tail.offset, len(tail.data), torn)
+    return Mending(path, tail.offset, len(tail.data), torn, follows)
 
 
 def encode_cut(path: Path, offset: int, data: bytes, **more: str) -> bytes:

@@ -347,7 +347,8 @@ class Ledger:
         for line in jsonl.read_lines(path, start):
             data = line.data
             if not line.whole:
-                mended.append(jsonl.mend_tail(path, self.folder.torn, line, is_record=is_record))
+                follows = self.folder.torn_words(kind)
+                mended.append(jsonl.mend_tail(path, self.folder.torn, line, is_record=is_record, follows=follows))
                 data = data.rstrip(b"\0")
                 if mended[-1].cut:
                     break

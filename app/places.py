@@ -56,6 +56,8 @@ class DatasetFolder:
     """The paths of one dataset: `prepared/<dataset>/...`."""
 
     path: Path
+    holds_turns: bool = False
+    """Whether its records are single turns of conversations."""
 
     @property
     def manifest(self) -> Path:
@@ -114,7 +116,15 @@ class DatasetFolder:
 
     def turns(self, settings: str) -> DatasetFolder:
         """Return the one of those folders for the settings of that fingerprint."""
-        return DatasetFolder(self.all_turns / filename_safe(settings))
+        return DatasetFolder(self.all_turns / filename_safe(settings), holds_turns=True)
+
+    def torn_words(self, kind: Kind) -> str:
+        """Return what becomes of a line of `kind` that was torn."""
+        if self.holds_turns:
+            return "that turn is asked again if its conversation is not recorded yet"
+        if kind in {Kind.PENDING, Kind.REFUSED}:
+            return "the next producer enqueue of the same input writes it again"
+        return "the sample is asked again"
 
     def lines(self, kind: Kind) -> Path:
         """Return the append-only file whose lines say `kind`."""

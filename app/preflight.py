@@ -9,7 +9,7 @@ import msgspec
 from app.records import Sample
 
 State = Literal["up", "down", "silent", "refuses", "unwell"]
-"""It answers; nobody is there; no answer in time; it takes no requests with our key; it says that it is not well."""
+"""It answers; it cannot be reached; no answer in time; it refuses our key; it answers with another error."""
 Code = Literal["model", "context", "parameters", "protocol"]
 
 CANARY = "canary"
@@ -100,6 +100,8 @@ class Server(msgspec.Struct, kw_only=True, omit_defaults=True):
     refusals: dict[str, list[Refusal]] = {}
     """By dataset."""
     canaries: list[Canary] = []
+    in_flight: float = 0.0
+    """Requests in flight on average while the canaries were asked."""
     thought: Thought | None = None
 
 
@@ -119,7 +121,6 @@ class Report(msgspec.Struct, kw_only=True, omit_defaults=True):
     trouble: str | None = None
     """Why the canaries could not be asked."""
     max_in_flight: int = 0
-    at_once: int = 0
     files: Files | None = None
     tokenizer: str | None = None
     """The name of the tokenizer that ids and prompts are checked with, where the settings name one."""

@@ -25,6 +25,7 @@ REFUSED_FOR_GOOD = frozenset({CONTEXT_OVERFLOW, BAD_REQUEST})
 TURN_MARK = "#turn"
 """Parts a sample's id from the number of its turn; no sample's own id holds a `#`."""
 
+_TURN_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _SAFE_ID_CHARS = 64
 _DIGEST_CHARS = 12
@@ -289,7 +290,7 @@ def turn_id(id_: str, number: int) -> str:
 def split_turn(id_: str) -> tuple[str, int | None]:
     """Return a sample's id and the number of its turn; of an id that names no turn None."""
     sample, mark, number = id_.rpartition(TURN_MARK)
-    return (sample, int(number)) if mark and number.isascii() and number.isdigit() else (id_, None)
+    return (sample, int(number)) if mark and _TURN_NUMBER.fullmatch(number) else (id_, None)
 
 
 def encode_line(value: msgspec.Struct) -> bytes:

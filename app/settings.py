@@ -224,9 +224,14 @@ class GenerationSettings(_Group):
     @pydantic.field_validator("stop", mode="before")
     @classmethod
     def _parse_stop(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return tuple(json.loads(value)) if value.lstrip().startswith("[") else (value,)
-        return value
+        if not isinstance(value, str):
+            return value
+        if not value.lstrip().startswith("["):
+            return (value,)
+        try:
+            return tuple(json.loads(value))
+        except ValueError:
+            raise ValueError('it begins as a JSON list and is none; write it like ["END", "###"]') from None
 
     @pydantic.field_validator(*draws.DRAWN, mode="before")
     @classmethod
@@ -298,12 +303,30 @@ def load(group: type[_Settings], **overrides: Any) -> _Settings:
 
 
 def _explain(error: pydantic.ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else "settings"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    if first["type"] == "dict_type":
-        message = 'Input should be a JSON object, such as {"key": true}'
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    name = str(found[0]["loc"][0]) if found[0]["loc"] else "settings"
+    # A setting that takes one of several kinds has an error of each.
+    of_first = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]
+    said = [_words_of(one["type"], str(one["msg"])) for one in of_first]
+    message = " or ".join(dict.fromkeys([said[0], *(one.removeprefix(_SHOULD_BE) for one in said[1:])]))
     return f"{ENV_PREFIX}{name.upper()} cannot be used: {message[0].lower()}{message[1:]}."
+
+
+_SHOULD_BE = "Input should be "
+_PLAIN_WORDS = {
+    "dict_type": 'a JSON object, such as {"key": true}',
+    "float_parsing": "a number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_parsing": "true or false",
+}
+"""What a value should be, by kind of error, where pydantic speaks of types and parsing."""
+
+
+def _words_of(kind: str, message: str) -> str:
+    if kind in _PLAIN_WORDS:
+        return _SHOULD_BE + _PLAIN_WORDS[kind]
+    return message.removeprefix("Value error, ")
 
 
 def secret_values() -> list[str]:
@@ -322,15 +345,31 @@ def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
     """Return one sentence for each variable or file entry that no setting reads, with the nearest known name."""
     known = {ENV_PREFIX + name.upper(): name for group in GROUPS for name in group.model_fields}
     given = {name: name for name in (os.environ if environ is None else environ)}
-    given |= {name.upper(): f"{name} in .env" for name in _keys_of(Path(".env"), dotenv.dotenv_values)}
+    given |= {name.upper(): f"{name} in .env" for name in _entries_of(Path(".env"), dotenv.dotenv_values)}
     unknown = {name: shown for name, shown in given.items() if name.startswith(ENV_PREFIX) and name not in known}
     sentences = [_unknown(shown, name, known) for name, shown in unknown.items()]
     fields = sorted(known.values())
-    for key in _keys_of(_TOML, _read_toml):
-        if key.lower() not in fields:
+    for key, value in _entries_of(_TOML, _read_toml).items():
+        if key.lower() not in fields and isinstance(value, dict):
+            sentences.append(
+                f"The table [{key}] in promptmill.toml has no effect; its keys belong at the top of the file, before "
+                "every table."
+            )
+        elif key.lower() not in fields:
             name = key.lower().removeprefix(ENV_PREFIX.lower())
             sentences.append(_unknown(f"{key} in promptmill.toml", name, fields))
     return sorted(sentences)
+
+
+def unusable_values() -> list[str]:
+    """Return one sentence for each group of settings that cannot be used, about the first wrong value in it."""
+    sentences = []
+    for group in GROUPS:
+        try:
+            load(group)
+        except SettingError as error:
+            sentences.append(str(error))
+    return list(dict.fromkeys(sentences))
 
 
 def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
@@ -346,12 +385,12 @@ def _read_toml(path: Path) -> Mapping[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-def _keys_of(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> list[str]:
-    """Return the keys of a settings file; none where it is missing or unreadable, which `load` tells."""
+def _entries_of(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the entries of a settings file; none where it is missing or unreadable, which `load` tells."""
     try:
-        return list(read(path)) if path.is_file() else []
+        return read(path) if path.is_file() else {}
     except (OSError, ValueError):
-        return []
+        return {}
 
 
 def base_url(url: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from app.settings import ServerSettings
 from benchmarks.figures import Figure, Options
 from benchmarks.rig import workplace
 from tests.support.processes import PROJECT_ROOT, ManagedProcess
-from workers.clients import transport
+from workers.clients import link, transport
 from workers.clients.base import CallFailed, Client, Request
 from workers.clients.make import make_client
 from workers.rendering import Tokenizers
@@ -36,14 +37,17 @@ def measure(options: Options) -> Iterator[Figure]:
         failed = [asyncio.run(_first_requests(url)) for _ in range(options.repeat)]
     yield Figure(f"{_FIRST:,} first requests at once: failed", failed, at_most=0, digits=0)
     with workplace() as folder, _server(folder, delay_s=0) as url:
-        yield Figure(f"{_REQUESTS:,} requests around the close: lost", [asyncio.run(_reuse(url))], at_most=0, digits=0)
+        lost, again = _reused(url)
+        yield Figure(f"{_REQUESTS:,} requests around the close: lost", [lost], at_most=0, digits=0)
+        yield Figure("sent again at once, for the connection had closed", [again], digits=0)
         usual = transport.KEEPALIVE_EXPIRY_S
         transport.KEEPALIVE_EXPIRY_S = 10 * _IDLE_S
         try:
-            lost = asyncio.run(_reuse(url))
+            lost, again = _reused(url)
         finally:
             transport.KEEPALIVE_EXPIRY_S = usual
         yield Figure("the same, with a client that closes later: lost", [lost], at_most=0, digits=0)
+        yield Figure("sent again at once, for the connection had closed", [again], digits=0)
 
 
 @contextlib.contextmanager
@@ -65,6 +69,29 @@ async def _first_requests(url: str) -> int:
     finally:
         await client.close()
     return _failed(outcomes)
+
+
+def _reused(url: str) -> tuple[int, int]:
+    """Return how many requests were lost, and how often one was sent again at once, which its caller does not see."""
+    told = _Count()
+    log = logging.getLogger(link.__name__)
+    level = log.level
+    log.setLevel(logging.DEBUG)
+    log.addHandler(told)
+    try:
+        return asyncio.run(_reuse(url)), told.count
+    finally:
+        log.removeHandler(told)
+        log.setLevel(level)
+
+
+class _Count(logging.Handler):
+    """Counts the log's lines on connections that had gone stale."""
+
+    count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += "stale" in record.getMessage()
 
 
 async def _reuse(url: str) -> int:
@@ -96,10 +123,12 @@ async def _outcome(client: Client, number: int) -> str:
     try:
         await client.complete(request)
     except CallFailed as failure:
-        return failure.fault.kind
+        return f"{failure.fault.kind}: {failure.fault.message}"
     return "ok"
 
 
 def _failed(outcomes: list[str]) -> int:
-    counts = Counter(outcomes)
-    return sum(counts.values()) - counts["ok"]
+    failures = Counter(outcome for outcome in outcomes if outcome != "ok")
+    for words, count in failures.items():
+        print(f"{count} x {words}", file=sys.stderr)
+    return failures.total()

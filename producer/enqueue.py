@@ -217,6 +217,8 @@ def begin(
     for mending in ledger.catch_up():
         tell(str(mending))
     entry = manifest.fix_settings(ledger, dataset, job.generation, job.extra, new=new_settings)
+    if job.generation.turns == "all":
+        Ledger.open(ledger.folder.turns(entry.fingerprint)).close()  # or the workers could keep no turn
     books.register(dataset, entry.fingerprint, entry.content)
     for remark in job.input.remarks():
         tell(remark)

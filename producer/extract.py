@@ -30,6 +30,7 @@ from app.records import Kind, KnownSample, RefusedRow, Sample, Source, encode_li
 from app.settings import MIN_FREE_DISK_BYTES
 from producer.export.base import Head
 from producer.export.selection import select
+from producer.measures import size
 
 _CHUNK = 500
 _decode_known = msgspec.json.Decoder(KnownSample).decode
@@ -283,13 +284,3 @@ def choose_layers(text: str, num_layers: int) -> list[int]:
     if layers != sorted(set(layers)):
         raise UsageError(f"--layers {text} has to rise; trainers expect the states in the model's order.")
     return layers
-
-
-def size(n: int) -> str:
-    """Return bytes for people."""
-    amount = float(n)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.3g} {unit}"
-        amount /= 1000
-    return f"{amount:,.3g} TB"

@@ -207,7 +207,7 @@ class Pass:
         check_columns(self._adapter, values)
         self.shapes.update(filter(None, (shape_of(self._adapter, value) for value in values)))
         if values and not any(self._adapter.recognises(value) or _is_near(self._adapter, value) for value in values):
-            raise unrecognised(self._adapter, values[0])
+            raise unrecognised(self._adapter, values)
 
     def _batch(self, rows: list[Row], seen: Seen) -> Batch:
         prompts = [self._prompt_of(row) for row in rows]

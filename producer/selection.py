@@ -87,7 +87,7 @@ class Selection:
             if values and not any(map(condition.is_known_to, values)):
                 raise UsageError(
                     f"--filter {condition.text!r}: no row has the column {condition.column!r}; the columns are "
-                    f"{columns_of(values[0])}."
+                    f"{columns_of(values)}."
                 )
         for row in itertools.chain(head, rows if trouble is None else ()):
             if row.value is None or self._holds(row):

@@ -42,14 +42,14 @@ def story(found: FoundSample, folder: DatasetFolder, entry: Entry | None, *, aga
 def prompt(
     messages: Sequence[Mapping[str, Any]] | None, tools: Sequence[Mapping[str, Any]] | None, *, full: bool
 ) -> Iterator[str]:
-    """Yield the messages and tools of a prompt."""
+    """Yield the definitions of a prompt's tools, and then its messages."""
     chars = None if full else SHOWN_CHARS
     if messages is None:
         yield "(only Redis has it, and it could not be asked)"
+    for tool in tools or ():
+        yield cut(f"[tool definition] {_json(tool.get('function', tool))}", chars)
     for message in messages or ():
         yield from _message(message, chars)
-    for tool in tools or ():
-        yield cut(f"[tool] {_json(tool.get('function', tool))}", chars)
 
 
 def answer(record: Mapping[str, Any], *, full: bool) -> Iterator[str]:
@@ -135,8 +135,9 @@ def _refusal(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _circumstances(record: Mapping[str, Any]) -> str:
-    usage = record.get("usage") or {}
-    tokens = usage.get("completion_tokens")
+    usages = [turn.get("usage") or {} for turn in record.get("turns") or (record,)]
+    counts = [count for usage in usages if (count := usage.get("completion_tokens")) is not None]
+    tokens = sum(counts) if counts else None
     parts = [
         f"finished {_moment(record.get('finished_at'))}",
         counted(record.get("attempts", 0), "call"),

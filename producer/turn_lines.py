@@ -6,8 +6,39 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from app.jsonl import Mending
 from app.ledger import Ledger
+from app.records import Message
+
+
+class TurnPlace(msgspec.Struct):
+    """A turn as its conversation's record tells of it."""
+
+    id: str
+    messages: int = 0
+    """How many messages stand before it."""
+
+
+class WholeConversation(msgspec.Struct):
+    """What a record says of a conversation whose turns were all made anew."""
+
+    settings: str = ""
+    messages: list[Message] = []
+    """All before the last turn."""
+    turns: list[TurnPlace] = []
+
+
+class _Line(msgspec.Struct):
+    id: str
+    messages: list[Message]
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[Message] | None = None
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
 
 
 class TurnLines:
@@ -29,16 +60,21 @@ class TurnLines:
             if ledger is not None:
                 ledger.close()
 
-    def read(self, settings: str, ids: Sequence[str]) -> list[bytes | None]:
-        r"""Return the line of each turn without its `\n`; None where there is none.
+    def read(self, conversation: WholeConversation, turn: TurnPlace | None = None) -> list[bytes | None]:
+        r"""Return the line of each turn but the last, or of one, without its `\n`; None where none is of that turn.
 
         Raises StoreError for a folder that cannot be used.
         """
-        ledger = self._ledger(settings) if ids else None
+        turns = conversation.turns[:-1] if turn is None else [turn]
+        ledger = self._ledger(conversation.settings) if turns else None
         if ledger is None:
-            return [None] * len(ids)
-        entries = ledger.look_up(ids)
-        return [ledger.read(entries[id_], id_) if id_ in entries else None for id_ in ids]
+            return [None] * len(turns)
+        entries = ledger.look_up([one.id for one in turns])
+        lines = [ledger.read(entries[one.id], one.id) if one.id in entries else None for one in turns]
+        return [
+            line if line is not None and _is_of(line, one, conversation.messages) else None
+            for line, one in zip(lines, turns, strict=True)
+        ]
 
     def _ledger(self, settings: str) -> Ledger | None:
         if settings not in self._ledgers:
@@ -48,3 +84,19 @@ class TurnLines:
                 self.mended += found.catch_up()
             self._ledgers[settings] = found
         return self._ledgers[settings]
+
+
+def _is_of(line: bytes, turn: TurnPlace, messages: Sequence[Message]) -> bool:
+    """Tell whether a line is the turn that the messages hold at its place, made on the same history."""
+    try:
+        found = _decode_line(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    if found.id != turn.id or turn.messages >= len(messages) or found.messages != messages[: turn.messages]:
+        return False
+    said = messages[turn.messages]
+    return (found.content, found.reasoning or None, found.tool_calls or None) == (
+        said.get("content"),
+        said.get("reasoning_content"),
+        said.get("tool_calls"),
+    )

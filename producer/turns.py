@@ -8,32 +8,22 @@ import itertools
 import msgspec
 
 from app import manifest
-from app.head import decode_head
 from app.ledger import Ledger
 from app.manifest import Manifest
 from app.records import Kind
 from producer.texts import counted, subject
-from producer.turn_lines import TurnLines
+from producer.turn_lines import TurnLines, WholeConversation
 
 _PAGE = 500
 _SHOWN = 5
 
 
-class _Turn(msgspec.Struct):
-    id: str
-
-
-class _Conversation(msgspec.Struct):
-    settings: str = ""
-    turns: list[_Turn] = []
-
-
-_decode = msgspec.json.Decoder(_Conversation).decode
+_decode = msgspec.json.Decoder(WholeConversation).decode
 
 
 @dataclasses.dataclass
 class MissingTurns:
-    """Turns that their conversations' records name and that no line holds."""
+    """Turns that their conversations' records name and that no line holds as it was made."""
 
     turns: int = 0
     conversations: int = 0
@@ -82,13 +72,4 @@ def _gone(line: bytes, turns: TurnLines) -> list[str]:
         record = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return []  # the line itself is told of elsewhere
-    ids = [turn.id for turn in record.turns[:-1]]
-    lines = turns.read(record.settings, ids)
-    return [id_ for id_, line_ in zip(ids, lines, strict=True) if line_ is None or not _is_of(line_, id_)]
-
-
-def _is_of(line: bytes, id_: str) -> bool:
-    try:
-        return decode_head(line).id == id_
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+    return [turn.id for turn, found in zip(record.turns[:-1], turns.read(record), strict=True) if found is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -112,13 +113,15 @@ def _arguments(call: Mapping[str, Any]) -> tuple[bool, Any]:
 
 def _read(replies: Iterable[Message]) -> Iterable[CachedResult]:
     """Yield the results, each with its call: by the call's id, else by its own name, else by its position."""
-    by_id = dict[str, Mapping[str, Any]]()
+    by_id = dict[str, Mapping[str, Any] | None]()
     calls, position, asked = list[Mapping[str, Any]](), 0, False
     for message in replies:
         if message["role"] == "assistant":
             calls, position = (calls if asked else []), (position if asked else 0)
             calls = [*calls, *(message.get("tool_calls") or ())]
+            ids = collections.Counter(str(call["id"]) for call in calls if call.get("id"))
             by_id.update({str(call["id"]): call for call in calls if call.get("id")})
+            by_id.update({id_: None for id_, times in ids.items() if times > 1})  # it tells none of them apart
             asked = True
             continue
         own, beside = message.get("name"), calls[position] if position < len(calls) else None

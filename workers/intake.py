@@ -26,6 +26,7 @@ from app.records import Ticket
 from app.settings import StoreSettings
 from workers.discretion import trace_for_logs
 from workers.recorder import Recorder
+from workers.turn_memory import TurnLedger
 
 logger = logging.getLogger(__name__)
 
@@ -199,8 +200,11 @@ class Intake:
                 raise type(door.error)(str(door.error)) from door.error
             try:
                 folder = existing_folder(self._store.prepared_dir, dataset)
-                folder = folder if turns is None else folder.turns(turns)
-                ledger = Ledger.open(folder, patience_s=LOCK_PATIENCE_S)
+                ledger = (
+                    Ledger.open(folder, patience_s=LOCK_PATIENCE_S)
+                    if turns is None
+                    else TurnLedger.open(folder.turns(turns), patience_s=LOCK_PATIENCE_S)
+                )
                 tell(ledger.catch_up())
             except StoreError as error:
                 door.error, door.failed_at = error, time.monotonic()

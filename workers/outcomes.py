@@ -131,6 +131,7 @@ def make_conversation_record(
         faults=faults[-_KEPT_FAULTS:],
         started_at=turns[0].started_at,
         finished_at=lost.finished_at if lost else last.finished_at,
+        latency_s=sum(turn.latency_s or 0.0 for turn in turns),
         turns=[_turn(turn) for turn in turns],
         ended=conversation.ended,
         source_messages=sample.messages,

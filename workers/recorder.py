@@ -1,4 +1,4 @@
-"""Group commit: many slots, one writer thread per dataset, one fsync; only then tasks may return and Celery acks."""
+"""Group commit: many slots, one writer thread per folder, one fsync; only then tasks may return and Celery acks."""
 
 from __future__ import annotations
 
@@ -64,14 +64,18 @@ class _Stall(NamedTuple):
 
 
 class Recorder:
-    """Writes what has come in since the last write, each dataset in a thread of its own; there is no timer."""
+    """Writes what has come in since the last write; there is no timer.
+
+    Each dataset has a thread of its own, and one for the turns of its conversations: a folder of turns that takes
+    nothing holds back no sample's record.
+    """
 
     def __init__(self, books: Queue, *, on_stall: Callable[[str | None], None]) -> None:
         """`on_stall` hears when no dataset's records can be written for want of space, and with None that they can."""
         self._books = books
         self._on_stall = on_stall
         self._lock = threading.Lock()
-        self._writers: dict[str, _Writer] = {}
+        self._writers: dict[tuple[str, bool], _Writer] = {}
         self._stopping = threading.Event()
         self._stalls: dict[tuple[str, str], _Stall] = {}
 
@@ -101,9 +105,10 @@ class Recorder:
     def put(self, entry: Entry) -> None:
         """Hand a record over; its future is resolved when it is durable."""
         with self._lock:
-            writer = self._writers.get(entry.dataset)
+            key = entry.dataset, entry.ends_sample
+            writer = self._writers.get(key)
             if writer is None:
-                writer = self._writers[entry.dataset] = _Writer(entry.dataset, self._books, self, self._stopping)
+                writer = self._writers[key] = _Writer(*key, self._books, self, self._stopping)
         writer.inbox.put(entry)
 
     def give_up(self) -> None:
@@ -156,17 +161,26 @@ class Recorder:
 
 
 class _Writer:
-    """Writes one dataset's records, so that its folder's trouble holds back no other's."""
+    """Writes one dataset's records or turns, so that its folder's trouble holds back no other's."""
 
-    def __init__(self, dataset: str, books: Queue, recorder: Recorder, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        dataset: str,
+        ends_samples: bool,
+        books: Queue,
+        recorder: Recorder,
+        stopping: threading.Event,
+    ) -> None:
         self._dataset = dataset
+        self._step = "write" if ends_samples else "write turns"
+        self._noun = "record" if ends_samples else "turn"
         self._books = books
         self._recorder = recorder
         self._stopping = stopping
         self.inbox: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._untold: list[_News] = []
         self._revision: Revision | None = None
-        self.thread = threading.Thread(target=self._run, name=f"mill-recorder-{dataset}", daemon=True)
+        self.thread = threading.Thread(target=self._run, name=f"mill-recorder-{self._noun}s-{dataset}", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
@@ -204,11 +218,13 @@ class _Writer:
         try:
             committed = self._commit(entries)
         except StoreError as error:
-            logger.warning("dataset %s: %d finished records could not be written; asked again", dataset, len(entries))
+            logger.warning(
+                "dataset %s: %d finished %ss could not be written; asked again", dataset, len(entries), self._noun
+            )
             self._fail(entries, error)
             return
         except Exception as error:  # the waiting tasks hear of it; the writer goes on
-            logger.exception("dataset %s: %d records could not be written", dataset, len(entries))
+            logger.exception("dataset %s: %d %ss could not be written", dataset, len(entries), self._noun)
             self._fail(entries, error)
             return
         news = _News(dataset, [], {})
@@ -241,16 +257,16 @@ class _Writer:
             try:
                 committed = ledger.commit(pens, revise=revise)
             except StoreError as error:
-                more = f" {len(pens)} finished records of {self._dataset} wait in memory."
+                more = f" {len(pens)} finished {self._noun}s of {self._dataset} wait in memory."
                 if len(pens) == 1:
-                    more = f" 1 finished record of {self._dataset} waits in memory."
-                self._recorder.stall(self._dataset, "write", error, more=more)
+                    more = f" 1 finished {self._noun} of {self._dataset} waits in memory."
+                self._recorder.stall(self._dataset, self._step, error, more=more)
                 if self._stopping.wait(_RETRY_S):
                     raise
                 continue
             for mending in committed.mended:
                 logger.warning("%s", mending)
-            self._recorder.stall(self._dataset, "write", None)
+            self._recorder.stall(self._dataset, self._step, None)
             return committed
 
     def _tell(self, items: list[_News]) -> None:

@@ -178,7 +178,8 @@ def _options(sampling: Mapping[str, Any]) -> dict[str, Any]:
 def _as_templates_want(message: Message) -> Message:
     """Return a message as model servers hand it to templates.
 
-    Text parts become one text, null an empty one, the arguments of tool calls objects, and thoughts have one name.
+    Text parts become one text, null an empty one, the arguments of tool calls objects (none an empty one), and thoughts
+    have one name.
     Raises PromptRefusedError for parts that are no text.
     """
     turn = {**message, "content": _plain(message.get("content"))}
@@ -201,11 +202,12 @@ def _plain(content: Any) -> str:
 
 def _with_object(call: Any) -> Any:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    given = function.get("arguments") if isinstance(function, dict) else None
+    if not isinstance(function, dict) or not (given is None or isinstance(given, str)):
         return call
     try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
+        arguments = json.loads(given) if given else {}
+    except (ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

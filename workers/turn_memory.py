@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 
 import msgspec
 
-from app.errors import StoreError
+from app import jsonl, logs
 from app.ledger import Ledger
 from app.records import Record, Sample, turn_id
 from workers.outcomes import make_pen
 from workers.recorder import Entry, Recorder
 
+logger = logging.getLogger(__name__)
+
 _PAGE = 16
 """Turns that are looked up at once."""
 
 _decode_record = msgspec.json.Decoder(Record).decode
+
+
+class TurnLedger(Ledger):
+    """A folder of turns, which may be moved away while workers run: it is made anew, for nobody needs what it held."""
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder's lock as `Ledger.locked` does, making the folder where only the dataset's own is there."""
+        with jsonl.translated(self.folder.path):
+            self.folder.path.parent.mkdir(exist_ok=True)
+            self.folder.path.mkdir(exist_ok=True)
+        with super().locked():
+            yield
 
 
 class TurnMemory:
@@ -28,11 +45,6 @@ class TurnMemory:
         self._sample = sample
         self._ledger = ledger
         self._recorder = recorder
-
-    @property
-    def place(self) -> str:
-        """Where they are."""
-        return str(self._ledger.folder.path)
 
     def recall(self) -> Iterator[Record]:
         """Yield the turns from the first one on, up to the first that is not there or cannot be read.
@@ -53,23 +65,32 @@ class TurnMemory:
             first += _PAGE
 
     async def keep(self, record: Record) -> Record:
-        """Make an accepted turn durable; return it, or the one that another worker wrote before under its id.
+        """Make an accepted turn durable; return it, or the one that another worker wrote before in its place.
 
-        Raises StoreError.
+        A line with its id that cannot be used stays as it is, and the turn is not durable then. Raises StoreError.
         """
         recorded: Future[bool] = Future()
         self._recorder.put(Entry(self._dataset, self._ledger, make_pen(record), recorded, ends_sample=False))
         # The writer goes on when the sample is handed back meanwhile.
         is_new = await asyncio.shield(asyncio.wrap_future(recorded))
-        return record if is_new else await asyncio.to_thread(self._read, record.id)
-
-    def _read(self, id_: str) -> Record:
-        entry = self._ledger.look_up([id_]).get(id_)
-        try:
-            if entry is not None:
-                return _decode_record(self._ledger.read(entry, id_))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        raise StoreError(
-            f"The turn {id_} in {self.place} cannot be read; move that folder away, and its conversations begin anew."
+        there = record if is_new else await asyncio.to_thread(self._read, record.id)
+        if there is not None and there.messages == record.messages:
+            return there
+        logger.warning(
+            "dataset %s: a line of turn %s in %s cannot be used, because it is damaged or answers another history; the "
+            "conversation goes on without it",
+            self._dataset,
+            record.id,
+            self._ledger.folder.path,
+            extra=logs.fields("turn_unusable", dataset=self._dataset, sample=self._sample.id),
         )
+        return record
+
+    def _read(self, id_: str) -> Record | None:
+        entry = self._ledger.look_up([id_]).get(id_)
+        if entry is None:
+            return None
+        try:
+            return _decode_record(self._ledger.read(entry, id_))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None

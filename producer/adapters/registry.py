@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from app.errors import UsageError
 from producer.adapters import user
@@ -58,7 +58,7 @@ class AutoAdapter:
             refusal = adapter.convert(row)
             if isinstance(refusal, Refusal) and refusal.reason is not Reason.MISSING_FIELD:
                 return refusal
-        return Refusal(Reason.MISSING_FIELD, f"the row has no known prompt column; it has {columns_of(row)}")
+        return Refusal(Reason.MISSING_FIELD, f"the row has no known prompt column; it has {columns_of([row])}")
 
 
 def names() -> list[str]:
@@ -101,25 +101,26 @@ def check_columns(adapter: Adapter, rows: Sequence[Columns]) -> None:
     for target, column in adapter.columns.items():
         if not any(column in row for row in rows):
             raise UsageError(
-                f"--columns {target}={column}: no row has the column {column!r}; the columns are {columns_of(rows[0])}."
+                f"--columns {target}={column}: no row has the column {column!r}; the columns are {columns_of(rows)}."
             )
 
 
-def unrecognised(adapter: Adapter, row: Columns) -> UsageError:
-    """Return the error for a source whose rows do not have the adapter's shape."""
+def unrecognised(adapter: Adapter, rows: Sequence[Columns]) -> UsageError:
+    """Return the error for a source whose first rows (one at least) do not have the adapter's shape."""
     if isinstance(adapter, RenamedColumns):
-        return unrecognised(adapter.inner, row)
+        return unrecognised(adapter.inner, rows)
     if adapter.name == AUTO:
         wanted = f"none of the prompt columns that promptmill knows ({', '.join(_COLUMNS)}; --columns names others)"
     else:
         wanted = f"nothing that --adapter {adapter.name} reads (others are {', '.join(names())})"
     if isinstance(adapter, user.UserAdapter):
-        refusal = adapter.convert(row)
+        refusal = adapter.convert(rows[0])
         why = f" ({refusal.detail})" if isinstance(refusal, Refusal) else ""
         wanted = f"nothing that becomes a prompt{why}"
-    return UsageError(f"The rows have {wanted}; their columns are {columns_of(row)}.")
+    return UsageError(f"The rows have {wanted}; their columns are {columns_of(rows)}.")
 
 
-def columns_of(row: Columns) -> str:
-    """Return the row's column names, bounded."""
-    return ", ".join(map(str, row))[:300] or "none"
+def columns_of(rows: Iterable[Columns]) -> str:
+    """Return the names of all columns that the rows have, in the order in which they come, bounded."""
+    names = dict.fromkeys(str(name) for row in rows for name in row)
+    return ", ".join(names)[:300] or "none"

@@ -90,6 +90,12 @@ def warn_of_unknown_settings() -> None:
         note(sentence)
 
 
+def warn_of_unusable_settings() -> None:
+    """Tell of settings whose values end the commands that read them; for commands that go on without them."""
+    for sentence in settings.unusable_values():
+        note(sentence)
+
+
 def say(line: str) -> None:
     """Write a line of results to standard output."""
     sys.stdout.write(f"{line}\n")

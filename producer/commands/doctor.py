@@ -13,6 +13,7 @@ from producer.commands import reading
 from producer.commands.common import check_settings, note, say
 from producer.commands.typed import json_object, load_typed
 from producer.dedupe import Dedupe
+from producer.texts import counted
 
 if TYPE_CHECKING:
     from producer.doctor.choice import Chosen
@@ -78,6 +79,7 @@ def doctor(
         None, "--allow-think-leak/--no-allow-think-leak", help="Accept answers with a think tag in their content."
     ),
     max_repetition: float | None = typer.Option(None, metavar="SHARE", help="Reject answers that repeat themselves."),
+    turns: str | None = typer.Option(None, metavar="WHICH", help="last, or all, of which only the last one is asked."),
 ) -> None:
     """Find what would waste a run before its first request."""
     from producer.doctor.examine import examine
@@ -104,6 +106,7 @@ def doctor(
         keep_truncated=keep_truncated,
         allow_think_leak=allow_think_leak,
         max_repetition=max_repetition,
+        turns=turns,
     )
     chosen = None
     if source is not None:
@@ -137,7 +140,8 @@ def _choose(wanted: Reading, number: int, rows: int | None) -> Chosen:
     def open_rows(one: Reading, first: int) -> Opened:
         return reading.open_rows(one, first_rows=first)
 
-    chosen = choose(wanted, number, rows=rows, open_rows=open_rows)
+    chosen = choose(wanted, number, rows=rows, max_row_bytes=reading.max_row_bytes(), open_rows=open_rows)
     if not chosen.samples:
-        raise UsageError(f"No row of the first {chosen.read:,} of {chosen.description} is a sample; see preview.")
+        first = counted(chosen.read, "row")
+        raise UsageError(f"{chosen.description}: none of its first {first} is a sample; see preview.")
     return chosen

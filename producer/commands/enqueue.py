@@ -204,8 +204,9 @@ def retry(
             feeder = feeder_for(bench, dataset, view=view, stopping=stopping)
             counts = ask_again(ledger, feeder, kind=kind, reason=fault, stopping=stopping, on_progress=view)
     if not counts.samples:
-        which = f" as {fault}" if fault else ""
-        say(f"{dataset}: nothing to ask again: no sample was {kind}{which}.")
+        what, by = ("was rejected", "as") if rejected else ("has failed", "with")
+        which = f" {by} {fault}" if fault else ""
+        say(f"{dataset}: nothing to ask again: no sample {what}{which}.")
         return
     say(f"{dataset}: queued {counts.queued:,} {kind} samples again; {counts.waiting:,} were waiting already.")
     if stopping.came:

@@ -78,6 +78,10 @@ def rehearse(
     if keep is not None:
         check_keep(keep)
     generation, server = load_typed(max_tokens=max_tokens), settings.load(ServerSettings, max_in_flight=max_in_flight)
+    if generation.turns != "last":
+        raise UsageError(
+            f"MILL_TURNS={generation.turns} cannot be rehearsed: a sample would be several requests; unset it."
+        )
     options = {"adapter": adapter, "columns": columns, "filters": filters}
     # What is wrong with the source is told before anything is started.
     reading.open_rows(reading.reading_of(source=source, limit=limit, system=generation.system, **options))
@@ -90,7 +94,7 @@ def rehearse(
         generation=generation,
         worker=settings.load(WorkerSettings),
         request_timeout_s=None if server.request_timeout_s == "auto" else server.request_timeout_s,
-        max_pending=settings.load(QueueSettings).max_pending,
+        queue=settings.load(QueueSettings),
         max_in_flight=server.max_in_flight,
         workers=workers,
         traits=traits,
@@ -110,9 +114,9 @@ def rehearse(
 
 
 def _rows_of(source: str) -> int | None:
-    from producer.rehearsal import rows
+    from producer import row_count
 
-    return rows.count(source, max_row_bytes=reading.max_row_bytes())
+    return row_count.count(source, max_row_bytes=reading.max_row_bytes())
 
 
 def _words(**options: str | int | list[str] | None) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from app.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
-from producer.commands.common import Bench, open_bench, say
+from producer.commands.common import Bench, open_bench, say, warn_of_unusable_settings
 
 if TYPE_CHECKING:
     from app.snapshot import Snapshot
@@ -124,6 +124,7 @@ def _picture_taker(dataset: str | None, folder: Path | None) -> Iterator[Picture
 
     if folder is None:
         with open_bench(check=False) as bench:
+            warn_of_unusable_settings()
             yield PictureTaker(lambda: _take_in(bench, dataset), bench.store.prepared_dir)
         return
     wanted = [dataset] if dataset else None
@@ -133,6 +134,7 @@ def _picture_taker(dataset: str | None, folder: Path | None) -> Iterator[Picture
 @contextlib.contextmanager
 def _taker(dataset: str | None) -> Iterator[Callable[[], Snapshot]]:
     with open_bench(check=False) as bench:
+        warn_of_unusable_settings()
         yield lambda: _take_in(bench, dataset)
 
 

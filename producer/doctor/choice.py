@@ -5,17 +5,14 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
-from pathlib import Path
 
 from app.records import Sample
+from producer import row_count
 from producer.reading import Opened, Reading
 
 FIRST_ROWS = 5000
 """Rows of which the canaries are drawn: a source may be terabytes."""
 _SEED = 0
-_COUNTED_BYTES = 4 * 2**30
-"""A file is read to count its lines up to this size."""
-_PIECE = 4 * 2**20
 
 Open = Callable[[Reading, int], Opened]
 
@@ -41,7 +38,7 @@ class Chosen:
         return round(self.rows * self.found / self.read)
 
 
-def choose(reading: Reading, number: int, *, rows: int | None, open_rows: Open) -> Chosen:
+def choose(reading: Reading, number: int, *, rows: int | None, max_row_bytes: int, open_rows: Open) -> Chosen:
     """Draw so many samples evenly from the source's first rows; the same ones each time.
 
     `rows`: how many the whole source has, as somebody said. Raises UsageError and SourceError as reading does.
@@ -63,30 +60,7 @@ def choose(reading: Reading, number: int, *, rows: int | None, open_rows: Open) 
     if known is None and read + opened.selection.left_out_rows < bound:
         known = read  # that was all of it
     elif known is None and not reading.filters:
-        known = count_rows(Path(opened.description))
+        known = row_count.count(reading.source, max_row_bytes=max_row_bytes)
     if known is not None and reading.limit is not None:
         known = min(known, reading.limit)
     return Chosen(kept, opened.description, read, found, known)
-
-
-def count_rows(path: Path) -> int | None:
-    """Return how many rows a file has whose lines are rows, or that says so itself; None: reading alone would tell."""
-    try:
-        if path.suffix.lower() in {".jsonl", ".ndjson"} and path.stat().st_size <= _COUNTED_BYTES:
-            return _count_lines(path)
-        if path.suffix.lower() == ".parquet" and path.is_file():
-            import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, and only in the data extra
-
-            return int(pq.read_metadata(path).num_rows)
-    except OSError:
-        return None
-    return None
-
-
-def _count_lines(path: Path) -> int:
-    lines, last = 0, b"\n"
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            lines += piece.count(b"\n")
-            last = piece[-1:]
-    return lines + (last != b"\n")

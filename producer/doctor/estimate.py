@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 
 import msgspec
 
 from app.preflight import Canary, Report
+from producer.interval import Range, mean_range
 
 FEWEST = 8
 """Canaries below which no range is given: they would say next to nothing."""
-_CONFIDENCE = 0.95
 _PER = 1000
 """Samples that an estimate is for where the number of all is not known."""
-
-
-class Range(msgspec.Struct, frozen=True):
-    """From the least to the most."""
-
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Range:
-        """Return the range of so many."""
-        return Range(self.low * factor, self.high * factor)
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -56,8 +44,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Of all records."""
     in_flight: int
     """Requests at once over all servers: the bound, or all samples where they are fewer."""
-    seen_in_flight: int
-    """Requests at once while the canaries were asked."""
+    seen_in_flight: float
+    """Requests at once, on average, while the canaries were asked: the last ones have the servers for themselves."""
 
 
 def estimate(report: Report, canaries: Sequence[Canary], samples: int | None) -> Estimate | None:
@@ -70,7 +58,7 @@ def estimate(report: Report, canaries: Sequence[Canary], samples: int | None) ->
     prompt = spread([one.prompt_tokens for one in answers])
     completion = spread([one.completion_tokens for one in answers])
     bound = min(report.max_in_flight * servers, count)
-    seen = min(report.at_once * servers, len(canaries))
+    seen = sum(server.in_flight for server in report.servers)
     return Estimate(
         samples=count,
         whole=samples is not None,
@@ -92,8 +80,11 @@ def _both(prompt: Spread | None, completion: Spread | None, count: int) -> Range
     return Range(low, high).times(count)
 
 
-def _seconds(answers: Sequence[Canary], count: int, *, bound: int, seen: int) -> Range | None:
-    """Return the time of all samples: the mean of a request's seconds, over the requests that run at once."""
+def _seconds(answers: Sequence[Canary], count: int, *, bound: int, seen: float) -> Range | None:
+    """Return the time of all samples: the mean of a request's seconds, over the requests that run at once.
+
+    By Little's law the second is what as many samples take at the pace at which the canaries came.
+    """
     times = [one.latency_s for one in answers if one.latency_s is not None]
     if len(times) < FEWEST or not bound or not seen:
         return None
@@ -107,19 +98,3 @@ def spread(values: Sequence[int | None]) -> Spread | None:
     if len(known) < FEWEST:
         return None
     return Spread(mean_range(known), known[math.ceil(0.95 * len(known)) - 1])
-
-
-def mean_range(values: Sequence[float]) -> Range:
-    """Return Student's 95 % interval of the mean of at least two values, cut at 0."""
-    mean = statistics.fmean(values)
-    half = _student(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Range(max(0.0, mean - half), mean + half)
-
-
-def _student(freedom: int) -> float:
-    """Return the two-sided quantile of Student's distribution, by Cornish and Fisher's series (1 % off at 5)."""
-    z = statistics.NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3

@@ -17,6 +17,7 @@ from producer.doctor.looking import Look, LookFailedError
 from producer.doctor.redis_checks import check_redis
 from producer.doctor.render import Findings
 from producer.doctor.servers import check_servers
+from producer.texts import counted
 
 _LOOK_S = 15.0
 """Seconds for the looks that generate nothing; a server that is slower than that to say its name is not well."""
@@ -27,6 +28,7 @@ _AT_ONCE = 32
 _ROUNDS = 3
 """Canaries one after the other, at least: the built-in one, and the same with thinking on and off."""
 _NAME = "doctor"
+_LAST_TURN = "of conversations whose turns are all made anew only the last turn is asked; there is no estimate."
 
 
 def examine(
@@ -44,7 +46,8 @@ def examine(
     store = settings.load(StoreSettings)
     seen = _look(generation, samples, timeout_s=timeout_s)
     report = seen if isinstance(seen, Report) else None
-    reckoned = _estimate(report, chosen)
+    whole = generation.turns == "last"
+    reckoned = _estimate(report, chosen) if whole else None
     checks = [*machine.check_settings_names(), *machine.check_folder(store, dataset)]
     needed = (reckoned.record_bytes.low, reckoned.record_bytes.high) if reckoned and reckoned.whole else None
     checks += machine.check_space(store, needed)
@@ -55,6 +58,8 @@ def examine(
         checks.append(Check(Level.FAIL, "server.reachable", seen))
     else:
         checks += check_servers(seen, _NAME)
+    if not whole:
+        checks.append(Check(Level.NOTE, "servers.turns", _LAST_TURN))
     return Findings(
         ok=all(check.level is not Level.FAIL for check in checks),
         checks=checks,
@@ -112,6 +117,6 @@ def _described(chosen: Chosen | None, samples: Sequence[Sample] | None) -> str |
         rows = "how many rows there are is not known (--rows says it)"
     else:
         share = chosen.found / chosen.read if chosen.read else 0.0
-        rows = f"{chosen.rows:,} rows, {share:.0%} of them samples as far as they were read"
-    drawn = f"{len(chosen.samples)} canaries, drawn evenly from the first {chosen.read:,} rows"
+        rows = f"{counted(chosen.rows, 'row')}, {share:.0%} of them samples as far as they were read"
+    drawn = f"{counted(len(chosen.samples), 'sample')}, drawn evenly from the first {counted(chosen.read, 'row')}"
     return f"{chosen.description}: {drawn if samples is not None else 'nothing was asked'}; {rows}."

@@ -37,11 +37,11 @@ class Gate:
         except LookFailedError as error:
             tell(f"{error}; everything is queued without it.")
             return
-        for server in report.servers:
-            if server.state != "up":
-                tell(f"{sentence_of(server)}; what is queued waits for it.")
         if found := findings(report):
             raise UsageError(f"{' '.join(found)} Nothing was queued (--no-preflight queues it all the same).")
+        for server in report.servers:
+            if server.state != "up":
+                tell(f"{sentence_of(server)}; everything is queued all the same.")
 
 
 @contextlib.contextmanager
@@ -72,10 +72,10 @@ def findings(report: Report) -> list[str]:
 
 
 _STATES = {
-    "down": "nobody answers",
+    "down": "it cannot be reached from here",
     "silent": "it does not answer",
-    "refuses": "it takes no requests with this key (MILL_API_KEY)",
-    "unwell": "it is not ready",
+    "refuses": "it refuses our requests",
+    "unwell": "it answers with an error",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from app import settings
 from app.errors import MillError
 from app.preflight import Job, Report
+from producer.guard import guarded
 
 _MODULE = "workers.preflight"
 _SHOWN = 300
@@ -25,28 +27,35 @@ class Look:
     """A look under way; used as a context manager, so that it never outlives the command."""
 
     def __init__(self, job: Job) -> None:
-        """Start it with this process's settings."""
-        with tempfile.TemporaryFile() as file:
-            file.write(msgspec.json.encode(job))
-            file.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE],
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=settings.child_environment(),
-            )
+        """Start it with this process's settings; where that fails, `report` says why."""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._trouble: OSError | None = None
+        try:
+            with tempfile.TemporaryFile() as file:
+                file.write(msgspec.json.encode(job))
+                file.seek(0)
+                self._process = subprocess.Popen(
+                    guarded([sys.executable, "-P", "-m", _MODULE], Path.cwd()),
+                    stdin=file,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=settings.child_environment(),
+                )
+        except OSError as error:
+            self._trouble = error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        if self._process.poll() is None:
+        if self._process is not None:
             self._process.kill()
-        self._process.communicate()
+            self._process.communicate()
 
     def report(self, *, timeout_s: float) -> Report:
         """Wait for what was seen. Raises LookFailedError."""
+        if self._process is None:
+            raise LookFailedError(f"the model servers could not be looked at ({self._trouble})") from self._trouble
         try:
             said, errors = self._process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as error:

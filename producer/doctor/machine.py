@@ -15,8 +15,9 @@ from app.places import dataset_folder
 from app.preflight import Files
 from app.settings import StoreSettings
 from producer.doctor.checks import Check, Level
+from producer.measures import size
 
-_LOW_BYTES = 2**30
+_LOW_BYTES = 10**9
 """Less free space than this is worth a warning, whatever the estimate says."""
 
 
@@ -91,12 +92,3 @@ def check_files(files: Files) -> Iterator[Check]:
         limit = "without limit" if files.hard is None else f"of {files.hard}"
         sentence = f"{files.needed} open files {limit} are enough for one worker with {files.slots} slots."
         yield Check(Level.OK, "machine.files", sentence)
-
-
-def size(count: float) -> str:
-    """Return a number of bytes for people."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"

@@ -12,7 +12,7 @@ from app.broker import BrokerUrl
 from app.errors import BrokerError
 from app.room import FULL
 from producer.doctor.checks import Check, Level
-from producer.doctor.machine import size
+from producer.measures import size
 
 MOST_SKEW_S = 5.0
 """A clock that differs by more is worth a word."""

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from producer.doctor.checks import Check, Level
-from producer.doctor.estimate import Estimate, Range, Spread
-from producer.doctor.machine import size
+from producer.doctor.estimate import Estimate, Spread
 from producer.doctor.recorded import Field
+from producer.interval import Range
+from producer.measures import duration, size
 from producer.texts import counted, harmless
 
 _COLUMNS = 80
@@ -112,7 +113,7 @@ def sentences(estimate: Estimate) -> Iterator[str]:
 
 def _assuming(estimate: Estimate) -> str:
     """Say what has to hold for the two ends of the time."""
-    most, seen = estimate.in_flight, estimate.seen_in_flight
+    most, seen = estimate.in_flight, round(estimate.seen_in_flight)
     if seen >= most:
         return f", if {most} requests at once are answered as fast as now."
     return (
@@ -137,17 +138,9 @@ def _short(number: float) -> str:
         return f"{number:,.0f}"
     for unit in ("thousand", "million"):
         number /= 1000
-        if number < 1000:
+        if number < 999.5:
             return f"{number:.3g} {unit}"
     return f"{number / 1000:,.3g} billion"
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people, in the unit that suits it."""
-    for unit, length, most in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 48)):
-        if seconds / length < most:
-            return f"{seconds / length:.2g} {unit}"
-    return f"{seconds / 86400:,.1f} days"
 
 
 def _conclusion(findings: Findings) -> str:

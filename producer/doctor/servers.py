@@ -12,7 +12,9 @@ from producer.doctor.thinking import check_reasoning
 
 _GIVES_IDS = frozenset({"vllm", "sglang", "llama.cpp"})
 _ALWAYS_SO = frozenset({"think_leak", "answer_in_reasoning", "unparsed_calls", "empty"})
-"""Reasons for which the server rejects nearly every answer once it rejects one."""
+"""Reasons for which nearly every answer is rejected once one is."""
+_PASSES = frozenset({"overloaded", "loading"})
+"""Failures of a server that asks to be left alone for a while, which a run does."""
 _REMEDIES = {
     "unauthorized": "check MILL_API_KEY",
     "not_found": "check --model and MILL_MODEL_URLS",
@@ -23,7 +25,14 @@ _REMEDIES = {
     "think_leak": "start the server with the --reasoning-parser of the model, or say --allow-think-leak",
     "answer_in_reasoning": "the server's --reasoning-parser takes the answer for thought: start it with another one",
     "unparsed_calls": "start the server with the --tool-call-parser of the model",
-    "overloaded": "ask fewer at once (MILL_MAX_IN_FLIGHT)",
+    "overloaded": "ask fewer at once (MILL_MAX_IN_FLIGHT), or wait until others are done with it",
+    "loading": "wait until its model is loaded",
+}
+_ADVICE = {
+    "down": "start it, or take it out of MILL_MODEL_URLS",
+    "silent": "start it anew, or take it out of MILL_MODEL_URLS",
+    "refuses": "check MILL_API_KEY",
+    "unwell": "wait until it is ready, or check its URL in MILL_MODEL_URLS",
 }
 _LOOK_THERE = "docs/files.md says what the reason means"
 
@@ -39,8 +48,7 @@ def _check_server(server: Server, report: Report, dataset: str) -> Iterator[Chec
     url = server.url
     if server.state != "up":
         said = sentence_of(server)
-        advice = "set MILL_API_KEY" if server.state == "refuses" else "start it, or take it out of MILL_MODEL_URLS"
-        yield Check(Level.FAIL, "server.reachable", f"{said}; {advice}.", url)
+        yield Check(Level.FAIL, "server.reachable", f"{said}; {_ADVICE[server.state]}.", url)
         return
     yield _identity(server)
     yield _model(server)
@@ -110,9 +118,10 @@ def _canaries(server: Server) -> Iterator[Check]:
 def _canary(one: Canary, url: str) -> Check:
     if one.verdict == "accepted":
         return Check(Level.OK, "server.canary", f"a canary was answered {pace(one)}.", url)
-    bad = one.verdict == "failed" or one.reason in _ALWAYS_SO
+    bad = one.reason in _ALWAYS_SO if one.verdict == "rejected" else one.reason not in _PASSES
     said = f": {one.error}" if one.error else ""
-    sentence = f"a canary was {one.verdict} as {one.reason}{said.rstrip('.')}; {remedy(one.reason)}."
+    became = "was rejected" if one.verdict == "rejected" else "failed"
+    sentence = f"a canary {became} as {one.reason}{said.rstrip('.')}; {remedy(one.reason)}."
     return Check(Level.FAIL if bad else Level.WARN, "server.canary", sentence, url)
 
 
@@ -128,7 +137,8 @@ def _samples(canaries: Sequence[Canary], url: str) -> Check:
         f"{len(bad)} of the dataset's {len(canaries)} canaries were not accepted, {reasons.count(common)} of them as "
         f"{common}{told}; {remedy(common)}."
     )
-    return Check(Level.FAIL if len(bad) == len(canaries) else Level.WARN, "server.samples", sentence, url)
+    hopeless = len(bad) == len(canaries) and common not in _PASSES
+    return Check(Level.FAIL if hopeless else Level.WARN, "server.samples", sentence, url)
 
 
 def pace(one: Canary) -> str:

@@ -22,6 +22,7 @@ class LeftOut(enum.StrEnum):
     IN_ANOTHER_DATASET = "in_another_dataset"
     NOT_ACCEPTED = "not_accepted"
     NO_EXACT_IDS = "no_exact_ids"
+    NO_PROMPT_IDS = "no_prompt_ids"
     COUNT_DIFFERS = "count_differs"
     TOO_LONG = "too_long"
     NO_ANSWER = "no_answer"
@@ -45,7 +46,8 @@ _WORDS = {
     LeftOut.REPEATED: "the line repeats an id that another line has",
     LeftOut.IN_ANOTHER_DATASET: "an earlier dataset of the same export has the id already",
     LeftOut.NOT_ACCEPTED: "the record's own verdict is another than that of its file",
-    LeftOut.NO_EXACT_IDS: "the server gave no exact token ids",
+    LeftOut.NO_EXACT_IDS: "the server gave no exact token ids of the answer",
+    LeftOut.NO_PROMPT_IDS: "the server gave exact token ids of the answer, but none of the prompt",
     LeftOut.COUNT_DIFFERS: "the output ids are not as many as the server's completion_tokens",
     LeftOut.TOO_LONG: "prompt and answer have more tokens than --max-length",
     LeftOut.NO_ANSWER: "nothing of the answer is left in this format",
@@ -56,7 +58,7 @@ _WORDS = {
     LeftOut.TOOL_ORDER: "tool results do not follow their calls in order",
     LeftOut.HAS_TOOLS: "the prompt has tools, and --no-tools leaves no column for them",
     LeftOut.THINK_TAG: "the text has think tags of its own, which inline reasoning could not be told from",
-    LeftOut.TURN_MISSING: "the turns folder has no readable line of an earlier turn (producer verify names them)",
+    LeftOut.TURN_MISSING: "the turns folder has no line that fits an earlier turn (producer verify names them)",
 }
 
 
@@ -111,8 +113,10 @@ class Row(NamedTuple):
     """Tokens that a trainer learns from, where the format fixes them."""
     lost_reasoning: bool = False
     """Whether the answer had reasoning that the row does not hold."""
+    lost_earlier_reasoning: bool = False
+    """Whether a turn before the answer had reasoning that the row does not hold."""
     held_reasoning: bool = False
-    """Whether the row holds the answer's reasoning as a text."""
+    """Whether the row holds reasoning as a text, of the answer or of an earlier turn."""
     lost_tools: bool = False
     """Whether the prompt had tools that the row does not hold."""
 
@@ -159,6 +163,12 @@ class Format(abc.ABC, Generic[_Record]):
     def advice(self) -> str:
         """Return what to know about rows that hold reasoning; empty where there is nothing to know."""
         return ""
+
+    def keeps_reasoning_by(self) -> Reasoning | None:
+        """Return the choice by which a format that drops reasoning would keep it; None where nothing can be chosen."""
+        if Reasoning.DROP not in self.reasonings:
+            return None
+        return next(one for one in self.reasonings if one is not Reasoning.DROP)
 
     def columns(self) -> dict[str, str]:
         """Return the columns in order, each with what it holds."""

@@ -113,6 +113,11 @@ def _rows(report: ExportReport) -> Iterator[str]:
         yield f"{report.supervised_tokens:,} tokens are supervised.\n"
     if report.lost_reasoning:
         yield f"{report.lost_reasoning:,} of the answers had reasoning that these rows do not hold.\n"
+    if report.lost_earlier_reasoning:
+        yield (
+            f"{report.lost_earlier_reasoning:,} of the conversations had reasoning in earlier turns that these rows do "
+            "not hold.\n"
+        )
     if report.lost_tools:
         yield f"{report.lost_tools:,} of the prompts had tools that these rows do not hold.\n"
     left = [(f"`{reason}`", reason.words, f"{count:,}") for reason, count in report.left_out.items() if count]

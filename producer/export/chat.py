@@ -35,6 +35,11 @@ class ChatRecord(Head, kw_only=True):
         """The places of the model's own turns in the conversation; that of the answer is behind the messages."""
         return {turn.messages for turn in self.turns or ()} | {len(self.messages)}
 
+    @property
+    def thought_earlier(self) -> bool:
+        """Whether a turn before the answer has reasoning, whoever wrote it."""
+        return any(message.get("role") == "assistant" and reasoning_of(message) for message in self.messages)
+
 
 class Function(msgspec.Struct):
     """Which function a tool call names, and with what."""

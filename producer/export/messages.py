@@ -67,7 +67,9 @@ class MessageFormat(Format[ChatRecord]):
 
     def row(self, record: ChatRecord) -> Row:
         """Append the answer to the prompt; leaves out an answer of which nothing would remain."""
-        kept = record.reasoning if self.reasoning is not Reasoning.DROP else None
+        drops = self.reasoning is Reasoning.DROP
+        kept = None if drops else record.reasoning
+        keeps_earlier = self.inlines_history and not drops
         if not (record.content or record.tool_calls or kept):
             raise CannotExpressError(LeftOut.NO_ANSWER)
         messages = [self._message(message, reasoning_of(message), answers=False) for message in record.messages]
@@ -76,12 +78,11 @@ class MessageFormat(Format[ChatRecord]):
         for place, message in enumerate(messages):
             if message.weight is not None:
                 message.weight = int(place in generated)
-        earlier = (reasoning_of(message) for place, message in enumerate(record.messages) if place in generated)
-        thought = bool(record.reasoning) or any(earlier)
         return Row(
             self.value(record, messages),
-            lost_reasoning=thought and self.reasoning is Reasoning.DROP,
-            held_reasoning=bool(kept),
+            lost_reasoning=bool(record.reasoning) and drops,
+            lost_earlier_reasoning=record.thought_earlier and not keeps_earlier,
+            held_reasoning=bool(kept) or (record.thought_earlier and keeps_earlier),
             lost_tools=bool(record.tools) and not self.keeps_tools,
         )
 

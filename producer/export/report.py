@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from app.errors import IncompleteError
-from producer.export.base import LeftOut
+from producer.export.base import LeftOut, Reasoning
 from producer.export.outputs import OutputFile
 from producer.texts import counted
 
@@ -30,6 +30,10 @@ class ExportReport:
     """Tokens with loss mask 1; None for formats whose trainer decides that."""
     lost_reasoning: int
     """Rows whose answer had reasoning that the format, or the choice to drop it, left behind."""
+    lost_earlier_reasoning: int
+    """Rows of which a turn before the answer had reasoning that was left behind."""
+    keeps_reasoning_by: Reasoning | None
+    """The choice that keeps reasoning in this format; None where it has no such choice."""
     advice: str
     """What to know about the reasoning that the rows hold; empty where there is nothing."""
     lost_tools: int
@@ -65,11 +69,7 @@ class ExportReport:
             said.append(f"{self.supervised_tokens:,} tokens are supervised.")
         if self.limited:
             said.append("The limit ended the export; the records after it were not read.")
-        if self.lost_reasoning:
-            said.append(
-                f"{self.lost_reasoning:,} of the answers had reasoning that this file does not hold; "
-                "--format openai --reasoning field or --format tokens keeps it."
-            )
+        said += self._lost_thoughts()
         if self.advice:
             said.append(self.advice)
         if self.lost_tools:
@@ -78,6 +78,21 @@ class ExportReport:
                 "--format tokens keeps them as the model saw them."
             )
         return said + left_out_sentences(self.left_out)
+
+    def _lost_thoughts(self) -> Iterator[str]:
+        """Say how much reasoning was left behind, and what keeps it."""
+        choice = self.keeps_reasoning_by
+        if self.lost_reasoning:
+            yield (
+                f"{self.lost_reasoning:,} of the answers had reasoning that this file does not hold; "
+                f"--reasoning {choice} or --format tokens keeps it."
+            )
+        if self.lost_earlier_reasoning:
+            why = f"; --reasoning {choice} keeps it." if choice else f": {self.format} holds the answer's alone."
+            yield (
+                f"{self.lost_earlier_reasoning:,} of the conversations had reasoning in earlier turns that this file "
+                f"does not hold{why}"
+            )
 
 
 class NothingExportedError(IncompleteError):

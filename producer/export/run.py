@@ -73,6 +73,8 @@ def export(
         left_out=dict(tally.left_out),
         supervised_tokens=tally.supervised_tokens if form.counts_tokens else None,
         lost_reasoning=tally.lost_reasoning,
+        lost_earlier_reasoning=tally.lost_earlier_reasoning,
+        keeps_reasoning_by=form.keeps_reasoning_by(),
         advice=form.advice() if tally.held_reasoning else "",
         lost_tools=tally.lost_tools,
         limited=tally.limited,
@@ -94,6 +96,7 @@ class _Tally:
         self.left_out = Counter[LeftOut]()
         self.supervised_tokens = 0
         self.lost_reasoning = 0
+        self.lost_earlier_reasoning = 0
         self.held_reasoning = 0
         self.lost_tools = 0
         self.limited = False
@@ -128,6 +131,7 @@ class _Tally:
         self.exported += 1
         self.supervised_tokens += row.supervised_tokens
         self.lost_reasoning += row.lost_reasoning
+        self.lost_earlier_reasoning += row.lost_earlier_reasoning
         self.held_reasoning += row.held_reasoning
         self.lost_tools += row.lost_tools
         return row.value

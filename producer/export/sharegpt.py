@@ -65,7 +65,11 @@ class ShareGPT(Format[ChatRecord]):
         answer = {**answer_of(record), "reasoning": record.reasoning}
         turns = list(_turns([*record.messages, answer], inlines=self._inlines))
         value = ConversationRow(record.id, turns, tools_text(record.tools))
-        return Row(value, lost_reasoning=bool(record.reasoning) and not kept)
+        return Row(
+            value,
+            lost_reasoning=bool(record.reasoning) and not kept,
+            lost_earlier_reasoning=record.thought_earlier and not self._inlines,
+        )
 
     def schema(self) -> Any:
         """Return the three columns."""

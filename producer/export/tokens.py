@@ -17,17 +17,14 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from producer.export.base import CannotExpressError, Format, FormatOptions, Head, LeftOut, Row
-from producer.turn_lines import TurnLines
+from producer.turn_lines import TurnLines, TurnPlace, WholeConversation
 
+_decode_messages = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _TokenIds = list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
-
-
-class _Turn(msgspec.Struct):
-    id: str
 
 
 class TokenRecord(Head, kw_only=True):
@@ -37,7 +34,9 @@ class TokenRecord(Head, kw_only=True):
     output_ids: _TokenIds | None = None
     usage: _Usage | None = None
     settings: str = ""
-    turns: list[_Turn] | None = None
+    messages: msgspec.Raw = msgspec.Raw(b"[]")
+    """Decoded for conversations alone."""
+    turns: list[TurnPlace] | None = None
     """Of a conversation whose turns were all made anew: each of them; the ids above are the last one's."""
 
 
@@ -73,8 +72,10 @@ class Tokens(Format[TokenRecord]):
     def row(self, record: TokenRecord) -> Row:
         """Join prompt and output ids; leaves out what has no exact ids or whose count contradicts the server's."""
         prompt, output = record.prompt_token_ids, record.output_ids
-        if not prompt or output is None:
+        if output is None:
             raise CannotExpressError(LeftOut.NO_EXACT_IDS)
+        if not prompt:
+            raise CannotExpressError(LeftOut.NO_PROMPT_IDS)
         expected = record.usage.completion_tokens if record.usage else None
         if expected is not None and expected != len(output):
             raise CannotExpressError(LeftOut.COUNT_DIFFERS)
@@ -91,7 +92,8 @@ class Tokens(Format[TokenRecord]):
             yield from super().rows(record, turns)
             return
         ids = [turn.id for turn in record.turns]
-        for id_, line in zip(ids[:-1], turns.read(record.settings, ids[:-1]), strict=True):
+        conversation = WholeConversation(record.settings, _decode_messages(record.messages), record.turns)
+        for id_, line in zip(ids[:-1], turns.read(conversation), strict=True):
             try:
                 turn = None if line is None else self.read(line)
             except (msgspec.DecodeError, UnicodeDecodeError):

@@ -140,8 +140,8 @@ def _spark(paces: Sequence[float | None], step_s: float, marks: Marks, *, room: 
     """Return the sparkline with its length of time and its top, if there is room."""
     known = [value for value in paces if value is not None]
     first = next((number for number, value in enumerate(paces) if value is not None), None)
-    if first is None or len(known) < _FEWEST_VALUES:
-        return None
+    if first is None or len(known) < _FEWEST_VALUES or not any(known):
+        return None  # nothing to draw; work that was over before the first point was stored is no rate of 0
     if paces[-1] is None:  # the step of now, which has only begun
         paces = paces[:-1]
     minutes = (len(paces) - first) * step_s / 60

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from producer.interval import mean_range
 from producer.rehearsal.looks import Stretch
 from producer.rehearsal.plan import Plan
 
@@ -16,8 +17,6 @@ BUSY = 0.95
 """Share of a bound from which on the bound is what limits a run."""
 _FULL_WORKER = 0.7
 """Share of a core that a worker process should not use more of."""
-_SURE = 1.96
-"""Standard errors on either side of a mean, for 95 %."""
 
 
 class Limit(enum.StrEnum):
@@ -239,16 +238,12 @@ def _whole(plan: Plan, measured: Measured, rate: Rate, needs: Needs) -> Whole | 
         return None
     samples = round(plan.rows * measured.samples / measured.read)
     answered = len(measured.tokens) / measured.samples
-    mean = statistics.fmean(measured.tokens)
-    error = _SURE * statistics.stdev(measured.tokens) / math.sqrt(len(measured.tokens))
-    low, high = (
-        samples * answered * max(0.0, tokens) / rate.output_tokens_per_s for tokens in (mean - error, mean + error)
-    )
+    seconds = mean_range(measured.tokens).times(samples * answered / rate.output_tokens_per_s)
     return Whole(
         rows=plan.rows,
         samples=samples,
-        seconds_low=low,
-        seconds_high=high + measured.tail_s * plan.traits.speedup,
+        seconds_low=seconds.low,
+        seconds_high=seconds.high + measured.tail_s * plan.traits.speedup,
         disk_bytes=round(samples * needs.disk_bytes_per_sample),
-        redis_bytes=round(min(samples, plan.max_pending) * needs.redis_bytes_per_waiting_sample),
+        redis_bytes=round(min(samples, plan.queue.max_pending) * needs.redis_bytes_per_waiting_sample),
     )

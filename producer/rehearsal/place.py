@@ -16,9 +16,9 @@ from pathlib import Path
 from app.errors import MillError, UsageError
 from app.settings import ENV_PREFIX, child_environment
 from producer import local_broker, ports, processes
+from producer.guard import guarded
 from producer.processes import Process
 
-_GUARD = str(Path(__file__).with_name("guard.py"))
 _START_S = 90.0
 _REDIS = (
     "bind 127.0.0.1",
@@ -30,7 +30,7 @@ _REDIS = (
 )
 """As the Redis of `producer up`; it keeps its files in the folder that it is started in."""
 _REDIS_READY = "Ready to accept connections"
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Place:
@@ -113,10 +113,10 @@ class Place:
         folder: Path | None = None,
         path: Sequence[Path] = (),
     ) -> Process:
-        guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(folder or self._folder)]
+        line = guarded(command, folder or self._folder)
         with processes.uninterrupted():
             log = self._folder / "logs" / f"{name}.log"
-            process = processes.start(name, [*guard, *command], log=log, env=self._environment(settings, path))
+            process = processes.start(name, line, log=log, env=self._environment(settings, path))
             self._running.append(process)
         return process
 
@@ -140,7 +140,10 @@ class Place:
 def scratch() -> Iterator[Place]:
     """Make a place; its processes and files are gone at the end, however it comes."""
     with _signals_interrupt():
-        folder = Path(tempfile.mkdtemp(prefix="promptmill-rehearsal-"))
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="promptmill-rehearsal-"))
+        except OSError as error:
+            raise MillError(f"The rehearsal has no temporary folder ({error}); set TMPDIR to one with room.") from error
         place = Place(folder)
         try:
             yield place
@@ -152,9 +155,11 @@ def scratch() -> Iterator[Place]:
 
 @contextlib.contextmanager
 def _signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and a terminal that goes away end the rehearsal as Ctrl-C does."""
+    """Let SIGTERM and a terminal that goes away end the rehearsal as Ctrl-C does, and let none of them end that."""
 
     def interrupt(_number: int, _frame: types.FrameType | None) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, interrupt) for number in _ENDING}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shlex
 from pathlib import Path
 
 from app.errors import UsageError
 from app.records import filename_safe
-from app.settings import ENV_PREFIX, GenerationSettings, WorkerSettings
+from app.settings import ENV_PREFIX, GenerationSettings, QueueSettings, WorkerSettings
 from producer.formats.hub import PREFIX
 from producer.simulator.realistic import Traits
 
@@ -37,7 +38,7 @@ class Plan:
     worker: WorkerSettings
     request_timeout_s: float | None
     """Simulated seconds; None where workers find it out by themselves."""
-    max_pending: int
+    queue: QueueSettings
     max_in_flight: int
     workers: int
     traits: Traits
@@ -66,7 +67,8 @@ class Plan:
         values = {
             **self.generation.content(),
             "max_in_flight": self.max_in_flight,
-            "max_pending": self.max_pending,
+            "max_pending": max(self.queue.max_pending, self.limit),  # nobody takes samples while they are queued
+            "max_row_mb": self.queue.max_row_mb,
             "max_attempts": self.worker.max_attempts,
             "backoff_s": self.worker.backoff_s / speedup,
             "backoff_max_s": self.worker.backoff_max_s / speedup,
@@ -104,6 +106,9 @@ def opened_from_anywhere(source: str) -> str:
 
 
 def check_keep(folder: Path) -> None:
-    """Refuse a folder for the records that holds something already. Raises UsageError."""
+    """Refuse a folder for the records that holds something already, or cannot be made. Raises UsageError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--keep {folder} cannot be used: it is there already and not empty; name a new folder.")
+    above = next(one for one in folder.absolute().parents if one.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError(f"--keep {folder} cannot be used: nothing can be written to {above}; name another folder.")

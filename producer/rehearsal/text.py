@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from producer.measures import duration, size
 from producer.rehearsal.findings import Bound, Findings, Limit
 from producer.texts import counted
 
@@ -95,20 +96,3 @@ def _needs(found: Findings) -> Iterator[str]:
 
 def _plain(number: float) -> str:
     return f"{number:,.2f}".rstrip("0").rstrip(".")
-
-
-def duration(seconds: float) -> str:
-    """Return a time as people say it: `12 s`, `3.5 min`, `7.2 h`, `2.1 days`."""
-    for size_s, unit in ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min")):
-        if seconds >= 2 * size_s:
-            return f"{seconds / size_s:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-
-
-def size(count: float) -> str:
-    """Return a number of bytes as people say it, in powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -14,10 +14,11 @@ from app.ledger import Ledger
 from app.records import ANSWERED, Kind, split_turn
 from producer.export.base import Format, FormatOptions, LeftOut, Reasoning
 from producer.export.chat import ChatRecord
+from producer.export.chat import reasoning_of as thought_of
 from producer.export.claims import Claims
 from producer.export.formats import make_format
 from producer.export.tokens import TokenRecord
-from producer.turn_lines import TurnLines
+from producer.turn_lines import TurnLines, WholeConversation
 from producer.validate.problems import Problem
 from producer.validate.shapes import Conversation, Shape, reasoning_of, shape_of
 
@@ -112,11 +113,31 @@ def _difference(seen: Seen, line: bytes) -> tuple[Problem, str] | None:
         record = msgspec.json.decode(line, type=TokenRecord)
         exact = [*(record.prompt_token_ids or ()), *(record.output_ids or ())]
         return None if seen.row["input_ids"] == exact else (Problem.DIFFERS, "")
-    if seen.conversation is not None and not reasoning_of(seen.conversation.messages[-1]):
-        thought = msgspec.json.decode(line, type=ChatRecord).reasoning
-        if thought and thought.strip():
-            return Problem.LOST_REASONING, "the record has reasoning, the row has none"
+    if seen.conversation is None:
+        return None
+    return _lost_reasoning(seen, seen.conversation, msgspec.json.decode(line, type=ChatRecord))
+
+
+def _lost_reasoning(seen: Seen, conversation: Conversation, record: ChatRecord) -> tuple[Problem, str] | None:
+    """Tell whether a turn that the model wrote has reasoning in the record and none in the row."""
+    rows = [reasoning_of(message) for message in conversation.messages if message["role"] == "assistant"]
+    thoughts = [
+        thought_of(message) if place in record.generated else ""
+        for place, message in enumerate(record.messages)
+        if message.get("role") == "assistant"
+    ]
+    lost = [bool(thought.strip()) and not kept for thought, kept in zip(thoughts, rows[:-1], strict=False)]
+    if (record.reasoning or "").strip() and not reasoning_of(conversation.messages[-1]):
+        return Problem.LOST_REASONING, "the record has reasoning, the row has none"
+    if any(lost) and not _holds_the_last_thought_alone(seen.row, conversation):
+        return Problem.LOST_REASONING, "the record has reasoning in an earlier turn, the row has none there"
     return None
+
+
+def _holds_the_last_thought_alone(row: Mapping[str, Any], conversation: Conversation) -> bool:
+    """Tell whether the format may leave out the reasoning of earlier turns, as its reader would do."""
+    with_field = any("reasoning_content" in message for message in conversation.messages)
+    return "torchspec-kimi" in _names(row) and not with_field
 
 
 def _line_of(seen: Seen, line: bytes, turns: TurnLines) -> bytes | None:
@@ -124,13 +145,13 @@ def _line_of(seen: Seen, line: bytes, turns: TurnLines) -> bytes | None:
     if split_turn(seen.id)[1] is None:
         return line
     try:
-        record = msgspec.json.decode(line, type=TokenRecord)
+        record = msgspec.json.decode(line, type=WholeConversation)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    ids = [turn.id for turn in record.turns or ()]
-    if seen.id not in ids:
+    turn = next((turn for turn in record.turns if turn.id == seen.id), None)
+    if turn is None:
         return None
-    return line if seen.id == ids[-1] else turns.read(record.settings, [seen.id])[0]
+    return line if turn is record.turns[-1] else turns.read(record, turn)[0]
 
 
 def _rows_of(

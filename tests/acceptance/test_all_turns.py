@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from app.ledger import Ledger
@@ -78,6 +79,17 @@ def test_records_of_last_turns_have_no_new_fields(mill: Mill, model_server: Mode
     assert not mill.folder().all_turns.exists()
     manifest = json.loads(mill.folder().manifest.read_text(encoding="utf-8"))
     assert "turns" not in manifest["settings"][0]["content"]
+
+
+def test_turns_that_could_not_be_kept_are_refused_before_anything_is_queued(mill: Mill) -> None:
+    """A file in the place of the folder of turns ends enqueue with one sentence, and no ticket is made."""
+    mill.folder().path.mkdir(parents=True)
+    mill.folder().all_turns.write_text("in the way", encoding="utf-8")
+    said = mill.enqueue([talk("q1", "q2")], *ALL, expect=1)
+    assert re.search(r"case/turns(/\w+)? cannot be used: Not a directory; check the path and its rights\.", said.stderr)
+    mill.folder().all_turns.unlink()
+    assert mill.counts()["samples"] == 0
+    assert "queued 1" in mill.enqueue([talk("q1", "q2")], *ALL).stdout
 
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("add", "sub")]

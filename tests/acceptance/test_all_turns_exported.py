@@ -146,6 +146,12 @@ def test_lost_turns_are_named(made: Mill) -> None:
     assert {row["id"].rpartition("#")[2] for row in rows} == {"turn1", "turn3"}
     path.write_bytes(b"x" * len(first[:-1]) + b"\n")
     assert "2 earlier turns are missing or damaged" in made.run("verify", "case", expect=1).stdout
+    for edited in (second.replace(b'"two"', b'"2"'), second.replace(b'"q1"', b'"q0"')):
+        assert edited != second
+        path.write_bytes(first + edited)
+        said = made.run("verify", "case", expect=1).stdout
+        assert f"1 earlier turn is missing or damaged in {path.parent.parent} ({long['id']}#turn2)" in said
+        assert "1 left out: the turns folder has no line that fits" in _export(made, "tokens")[0]
     path.write_bytes(first + second)
     made.run("verify", "case")
 

@@ -112,7 +112,8 @@ def test_prompts_that_do_not_fit(mill: Mill, model_server: ModelServerFactory) -
     assert f" queued 0; {again}\n" in mill.enqueue(rows).stdout
     assert " queued 0\n" in mill.enqueue(rows, "--no-retry-failed").stdout
     assert len(server.requests) == 5
-    assert "nothing to ask again" in mill.run("retry", "case", "--fault", "timeout").stdout
+    none = mill.run("retry", "case", "--fault", "timeout").stdout
+    assert none == "case: nothing to ask again: no sample has failed with timeout.\n"
     server.set_options(max_chars=None)
     assert "queued 2 failed samples again" in mill.run("retry", "case", "--fault", "context_overflow").stdout
     balanced(mill, accepted=5, failed=0)

@@ -142,7 +142,10 @@ def test_exact_output_ids_come_by_themselves(asking_llama: Mill, llama: RealServ
         _assert_exact(record, llama)
         assert record["prompt_token_ids"] is None  # it never gives those
     tokens = mill.run("export", "case", "--format", "tokens", "--output", "tokens.jsonl", expect=1)
-    assert f"{len(_PLAIN)} left out: the server gave no exact token ids" in tokens.stdout + tokens.stderr
+    assert (
+        f"{len(_PLAIN)} left out: the server gave exact token ids of the answer, but none of the prompt"
+        in tokens.stdout + tokens.stderr
+    )
     assert not (mill.path / "tokens.jsonl").exists()
 
 

@@ -45,7 +45,7 @@ def test_what_a_preview_shows(tmp_path: Path) -> None:
 
     assert "adapter auto reads the first rows as sharegpt." in told.stderr
     assert "[user] one" in told.stdout
-    assert '[tool] {"name": "f"}' in told.stdout
+    assert '[tool definition] {"name": "f"}\n[user] one' in told.stdout
     assert "\x1b" not in told.stdout
     assert "[system] s\\u001b[31m" in told.stdout
     assert "read 5 rows, samples 2, refused 3" in told.stdout

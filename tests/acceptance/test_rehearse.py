@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
+import tempfile
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from app.errors import MillError
 from app.records import Kind
+from producer.cli import cli
 from tests.conftest import Broker
 from tests.support.jsonl_check import assert_strict
 from tests.support.mill import Mill
@@ -56,6 +61,13 @@ def under_way(rehearsal: ManagedProcess, scratch: Path) -> dict[str, int]:
     return found
 
 
+def bytes_of(folder: Path) -> int:
+    """Return the bytes of a dataset's lines and index."""
+    return sum(
+        path.stat().st_size for path in folder.iterdir() if path.suffix == ".jsonl" or path.name == "index.sqlite"
+    )
+
+
 def one(found: dict[str, int], word: str) -> int:
     """Return the process whose command has the word."""
     [pid] = [pid for command, pid in found.items() if word in command]
@@ -64,7 +76,7 @@ def one(found: dict[str, int], word: str) -> int:
 
 def test_a_rehearsal(mill: Mill, broker: Broker, scratch: Path) -> None:
     """Every row of a bundled dataset is asked by a real worker; the figures are there, and nothing else was touched."""
-    mill.env["MILL_MODEL_URLS"] = "http://127.0.0.1:9"
+    mill.env.update(MILL_MODEL_URLS="http://127.0.0.1:9", MILL_MAX_PENDING="10")
     kept = mill.path / "kept"
     told = mill.run("rehearse", str(PROMPTS), *QUICK, "--rows", "320", "--keep", str(kept), "--json", timeout_s=120)
     found = told.json()
@@ -94,7 +106,11 @@ def test_a_rehearsal(mill: Mill, broker: Broker, scratch: Path) -> None:
     assert found["bound"]["by"] in {"in_flight", "workers"}
     assert found["needs"]["worker_cpu_ms_per_sample"] > 0
     assert found["whole"]["samples"] == 320
-    assert 0 < found["whole"]["seconds_low"] < found["whole"]["seconds_high"]
+    error = 2.0395 * statistics.stdev(tokens) / 32**0.5  # Student's, for 31 degrees of freedom
+    low_s = 320 * (statistics.fmean(tokens) - error) / rate["output_tokens_per_s"]
+    assert found["whole"]["seconds_low"] == pytest.approx(low_s, rel=1e-3)
+    assert found["whole"]["seconds_high"] > 320 * statistics.fmean(tokens) / rate["output_tokens_per_s"]
+    assert found["whole"]["disk_bytes"] == pytest.approx(10 * bytes_of(kept / "rehearsal"), rel=0.01)
     assert found["commands"][-2] == f"producer enqueue {PROMPTS} --dataset prompts --max-tokens 8192"
     assert broker.client.dbsize() == 0
     assert not mill.prepared.exists()
@@ -102,6 +118,7 @@ def test_a_rehearsal(mill: Mill, broker: Broker, scratch: Path) -> None:
     nothing_left(scratch)
 
 
+@pytest.mark.slow
 def test_failures_and_long_answers_are_told(mill: Mill, scratch: Path) -> None:
     """What the server fails for good and what max_tokens cuts is counted as a real run would count it."""
     mill.env["MILL_MAX_ATTEMPTS"] = "1"
@@ -162,23 +179,35 @@ def test_killed_itself_it_leaves_no_process_behind(mill: Mill, scratch: Path) ->
     wait_until(lambda: not processes_in(scratch), 20, "the end of all processes")
 
 
-def test_what_cannot_be_rehearsed_is_told(mill: Mill, scratch: Path) -> None:
-    """Each mistake is one sentence with exit code 2 and is told before anything is started."""
-    (mill.path / "full").mkdir()
-    (mill.path / "full" / "file").touch()
-    for options, words in (
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
         (("missing.jsonl",), "missing.jsonl"),
         ((str(PROMPTS), "--mean-tokens", "0"), "--mean-tokens 0 cannot be used; give a number above 0."),
         ((str(PROMPTS), "--tokens-per-second", "inf"), "--tokens-per-second inf cannot be used"),
         ((str(PROMPTS), "--max-in-flight", "0"), "MAX_IN_FLIGHT cannot be used"),
-        ((str(PROMPTS), "--keep", "full"), "--keep full cannot be used: it is there already and not empty"),
         ((str(PROMPTS), "--columns", "prompt=no"), "no row has the column 'no'"),
-    ):
-        told = mill.run("rehearse", *options, expect=2)
-        assert words in told.stderr, told.stderr
-        assert told.stderr.count("\n") == 1, told.stderr
-        assert told.stdout == ""
-    nothing_left(scratch)
+        ((str(PROMPTS), "--keep", str(PROMPTS.parent)), "cannot be used: it is there already and not empty"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_told_before_anything_is_started(
+    options: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each mistake is one sentence with exit code 2."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = CliRunner().invoke(cli, ["rehearse", *options])
+    assert isinstance(result.exception, MillError)
+    assert result.exception.exit_code == 2
+    assert words in str(result.exception)
+    assert "\n" not in str(result.exception)
+    assert (result.stdout, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_conversations_made_anew_are_not_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample would be several requests, of which the figures say nothing."""
+    monkeypatch.setenv("MILL_TURNS", "all")
+    with pytest.raises(MillError, match="MILL_TURNS=all cannot be rehearsed: a sample would be several requests"):
+        raise CliRunner().invoke(cli, ["rehearse", str(PROMPTS)]).exception or AssertionError
 
 
 def test_what_enqueue_refuses_is_told(mill: Mill, scratch: Path) -> None:

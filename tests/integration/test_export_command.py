@@ -71,7 +71,7 @@ def test_all_options_of_rows(desk: Desk) -> None:
     assert sorted(ids) == sorted([*(one.id for one in many(20)), "t", "code-1"])
     assert "22 records exported as tokens to out/mix.jsonl" in told.stdout
     assert "1 left out: an earlier dataset of the same export has the id already (in_another_dataset)." in told.stdout
-    assert "1 left out: the server gave no exact token ids (no_exact_ids)." in told.stdout
+    assert "1 left out: the server gave no exact token ids of the answer (no_exact_ids)." in told.stdout
     assert "| `loss_mask` |" in (desk.path / "out" / "README.md").read_text()
     checked = desk.run("validate", *map(str, files), "--dataset", "chat", "--dataset", "code", "--vocab-size", "9")
     assert checked.stdout.splitlines()[-1] == "Sound."

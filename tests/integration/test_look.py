@@ -119,7 +119,7 @@ def test_show_tells_every_round_and_failed_call(desk: Desk) -> None:
         "source: row 7, id row 7",
         "[system] Be kind.",
         '[user] [{"type": "text", "text": "Hi"}]',
-        '[tool] {"name": "look", "parameters": {}}',
+        '--- prompt\n[tool definition] {"name": "look", "parameters": {}}\n[system] Be kind.',
         "--- round 0 (a later one counts): failed: timeout",
         "[error] gave up",
         "--- round 1: accepted",
@@ -137,6 +137,18 @@ def test_show_tells_every_round_and_failed_call(desk: Desk) -> None:
     assert f"tail -c +1 {path} | head -n 1" in shown
     assert "characters more" not in desk.run("show", "s1", "--full").stdout
     assert json.loads(desk.run("show", "s1", "--json").stdout)["rounds"][1]["content"] == "It is s1."
+
+
+def test_status_tells_of_settings_that_others_cannot_use(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong value that status itself does not read is told beside unknown names, and the numbers come."""
+    desk.dataset("chat", record("s1"))
+    monkeypatch.setenv("MILL_STREAM", "yess")
+    monkeypatch.setenv("MILL_MAX_INFLIGHT", "4")
+    shown = desk.run("status", "--json", expect=1)
+    unknown, unusable = shown.stderr.splitlines()
+    assert unknown.startswith("producer: MILL_MAX_INFLIGHT is not a setting of promptmill")
+    assert unusable == "producer: MILL_STREAM cannot be used: input should be true or false."
+    assert json.loads(shown.stdout)["datasets"]["chat"]["counts"]["accepted"] == 1
 
 
 def test_show_makes_control_characters_harmless(desk: Desk) -> None:

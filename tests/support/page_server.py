@@ -13,14 +13,21 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def page_server(pages: Mapping[str, Any], *, ahead_s: float = 0.0, key: str | None = None) -> Iterator[str]:
+def page_server(
+    pages: Mapping[str, Any], *, ahead_s: float = 0.0, key: str | None = None, hangs_elsewhere: bool = False
+) -> Iterator[str]:
     """Serve JSON documents by path, with a clock that is so far ahead; yields the base URL.
 
     `key`: every request without this bearer token is refused, and the refusal repeats what was sent.
+    `hangs_elsewhere`: every other path is never answered.
     """
+    over = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if hangs_elsewhere and self.path not in pages:
+                over.wait()
+                return
             sent = self.headers.get("Authorization", "")
             document, status = pages.get(self.path), 200
             if key is not None and sent != f"Bearer {key}":
@@ -41,6 +48,7 @@ def page_server(pages: Mapping[str, Any], *, ahead_s: float = 0.0, key: str | No
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
+        over.set()
         server.shutdown()
         server.server_close()
         thread.join()

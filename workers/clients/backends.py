@@ -40,6 +40,8 @@ class Dialect:
     """Whether it gives the ids that it is asked for in a stream as well."""
     counts_streams: bool = True
     """Whether it takes `stream_options`, by which a stream's last chunk counts the tokens; else it counts unasked."""
+    refuses_overlong: bool = False
+    """Whether it refuses a prompt that leaves max_tokens no room; the others cut the answer where the context ends."""
     has_null: bool = True
     """Whether a missing content is null in an answer that has thought or calls; else it is empty."""
 
@@ -49,7 +51,15 @@ _VLLM_WAY = frozenset({"return_token_ids"})
 DIALECTS: Mapping[str, Dialect] = MappingProxyType(
     {
         "vllm": Dialect("vLLM", _VLLM_WAY, parameters.VLLM, keeps_end=True),
-        "sglang": Dialect("SGLang", _VLLM_WAY, parameters.SGLANG, keeps_end=True, streams_ids=False, has_null=False),
+        "sglang": Dialect(
+            "SGLang",
+            _VLLM_WAY,
+            parameters.SGLANG,
+            keeps_end=True,
+            streams_ids=False,
+            refuses_overlong=True,
+            has_null=False,
+        ),
         "llama.cpp": Dialect(
             "llama.cpp",
             frozenset({"return_tokens", "verbose"}),
@@ -202,13 +212,16 @@ def _listed_contexts(models: Document) -> tuple[tuple[str, int], ...]:
 
 
 def _one_context(name: str, document: Document, listed: tuple[tuple[str, int], ...]) -> int | None:
-    """Return the context of models that the list says nothing of, such as adapters beside their base model."""
+    """Return the context of models that the list says nothing of, such as adapters beside their base model.
+
+    A proxy may take models that it does not list, and of them nothing is known.
+    """
     if name == "llama.cpp":  # what one slot has, which is less than the server was started with
         slot = document.get("default_generation_settings")
         return _tokens(slot.get("n_ctx")) if isinstance(slot, dict) else None
     if name == "sglang" and not listed:
         return _tokens(document.get("context_length"))
-    contexts = {tokens for _, tokens in listed}
+    contexts = {tokens for _, tokens in listed} if name in {"vllm", "sglang"} else set()
     return contexts.pop() if len(contexts) == 1 else None
 
 

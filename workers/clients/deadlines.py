@@ -7,7 +7,8 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from types import TracebackType
+from typing import Any, Final, Literal, Self
 
 from app.records import Usage
 from workers.faults import Fault, FaultKind, make_fault
@@ -21,6 +22,10 @@ SHORTEST_S, LONGEST_S = 120.0, 6 * 3600.0
 """What a worked-out deadline lies between, in seconds."""
 SAFETY = 3.0
 """How many times the slow answers' time is allowed."""
+STREAM_DEADLINES = 12
+"""How many times its deadline a stream may take as a whole."""
+LATE_S = 1.0
+"""A timer that comes later than this by so many seconds was kept from it by this process itself."""
 _KEPT_ANSWERS = 256
 _SLOW, _USUAL = 0.95, 0.5
 _MOST_WIDENINGS = 8
@@ -101,22 +106,40 @@ class Deadlines:
 
 
 class Wait:
-    """How long one call is waited for: until its deadline, and, once a stream has begun, from token to token."""
+    """How long one call is waited for: until its deadline, and, once a stream has begun, from token to token.
+
+    An async context manager around the call; where that was not waited for any longer, it raises TimeoutError.
+    """
 
     def __init__(self, deadline: Deadline, *, stall_s: float, on_token: Callable[[], None] | None = None) -> None:
         """Take the deadline, the longest silence of a stream in seconds, and who is told when tokens come."""
         self.started = time.monotonic()
-        self.limit = asyncio.timeout(deadline.seconds)
+        self._loop = asyncio.get_running_loop()
+        self._limit = asyncio.timeout(None)
         self._deadline = deadline
         self._stall_s = stall_s
         self._on_token = on_token
         self._tokens_came = False
         self._comments_came = False
+        began = self._loop.time()
+        self._due = self._deadline_at = began + deadline.seconds
+        self._ceiling = began + STREAM_DEADLINES * deadline.seconds
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    async def __aenter__(self) -> Self:
+        await self._limit.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        await self._limit.__aexit__(kind, error, trace)
 
     def token(self) -> None:
         """Note that tokens came."""
         self._tokens_came = True
-        self._reschedule(self._stall_s)
+        self._wait_until(min(self._loop.time() + self._stall_s, self._ceiling))
         if self._on_token is not None:
             self._on_token()
 
@@ -124,12 +147,14 @@ class Wait:
         """Note that a comment came: before the first token it says that the request waits, and later nothing."""
         if not self._tokens_came:
             self._comments_came = True
-            left = self.started + self._deadline.seconds - time.monotonic()
-            self._reschedule(min(self._stall_s, left))
+            self._wait_until(min(self._loop.time() + self._stall_s, self._deadline_at))
 
     def fault(self) -> Fault:
         """Return what a call has met that was not waited for any longer."""
         stall = f"{self._stall_s:g} s (MILL_STALL_TIMEOUT_S)"
+        if self._tokens_came and self._loop.time() >= self._ceiling:
+            whole = f"{STREAM_DEADLINES} times its deadline of {self._deadline.seconds:.4g} s"
+            return make_fault(FaultKind.TIMEOUT, f"the stream had not ended after {whole} ({self._deadline.why})")
         if self._tokens_came:
             return make_fault(FaultKind.STALLED, f"the stream stood still: no token for {stall}")
         if self._comments_came and not self.overdue:
@@ -139,11 +164,24 @@ class Wait:
     @property
     def overdue(self) -> bool:
         """Whether the deadline has passed without a token."""
-        return not self._tokens_came and time.monotonic() - self.started >= self._deadline.seconds
+        return not self._tokens_came and self._loop.time() >= self._deadline_at
 
-    def _reschedule(self, seconds: float) -> None:
-        if not self.limit.expired():
-            self.limit.reschedule(asyncio.get_running_loop().time() + seconds)
+    def _wait_until(self, due: float) -> None:
+        """Set the end; one that is put off costs an assignment, for the timer finds out by itself."""
+        self._due = due
+        if due < self._timer.when():
+            self._timer.cancel()
+            self._timer = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        if now - self._timer.when() > LATE_S:
+            # This process stood still, not the server: what has come meanwhile must be read first.
+            self._due = max(self._due, now + LATE_S)
+        if self._due > now:
+            self._timer = self._loop.call_at(self._due, self._look)
+        elif not self._limit.expired():
+            self._limit.reschedule(self._due)
 
 
 def _quantile(values: Sequence[float], share: float) -> float:

@@ -1,7 +1,7 @@
 """Whether prompt and answer fit into the model's context: said before a call where it is known, and seen after it.
 
 A server that cuts an answer down to the room that its prompt has left says `length` like one that was cut at
-max_tokens. Such an answer is no record: whoever asked would take it for an answer as long as was allowed.
+max_tokens. Whoever asked would take it for an answer as long as was allowed, so its record has the numbers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from app.records import Completion
+from workers.clients.backends import Backend
 from workers.clients.base import CallFailed, Request
 from workers.faults import FaultKind, make_fault
 
@@ -17,6 +20,8 @@ _LIMITS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict")
 """The request fields that bound an answer, the one that servers heed first."""
 _SLACK = 4
 """Tokens that servers leave free at the end of their context (llama.cpp one or two)."""
+CUT = "the end of the context cut the answer "
+"""How the note about such an answer begins."""
 _TEMPLATE_BYTES = 8192
 """What a chat template adds to a conversation, generously."""
 
@@ -51,43 +56,53 @@ def fitting(context: int) -> int:
     return max(1, context // 2)
 
 
-def may_overflow(request: Request, context: int | None) -> bool:
+def may_overflow(request: Request, backend: Backend) -> bool:
     """Tell whether the prompt is long enough that its tokens are worth counting before the call.
 
     A token is at least one byte of the prompt, so that a short text needs no tokenizer.
     """
-    asked = asked_tokens(request.sampling)
-    if context is None or asked is None:
+    context = backend.context_of(request.model)
+    if context is None:
         return False
-    return _size(request.messages) + _size(request.tools) + _TEMPLATE_BYTES + asked > context
+    answer = asked_tokens(request.sampling) or 1 if backend.dialect.refuses_overlong else 1
+    return _size(request.messages) + _size(request.tools) + _TEMPLATE_BYTES + answer > context
 
 
-def check_prompt(prompt_tokens: int, request: Request, context: int | None) -> None:
-    """Raise CallFailed (context_overflow) with the numbers where a prompt leaves its answer no room."""
-    asked = asked_tokens(request.sampling)
-    if context is not None and prompt_tokens + (asked or 1) > context:
-        message = (
-            f"prompt {prompt_tokens} + max_tokens {asked or 1} > context {context} tokens of {request.model}; "
-            "it was not sent"
-        )
-        raise CallFailed(make_fault(FaultKind.CONTEXT_OVERFLOW, message))
+def check_prompt(prompt_tokens: int, request: Request, backend: Backend) -> None:
+    """Raise CallFailed (context_overflow) with the numbers where a prompt cannot be answered.
+
+    A server that would only cut the answer is asked: most answers end before they are cut.
+    """
+    context, asked = backend.context_of(request.model), asked_tokens(request.sampling) or 1
+    needed = asked if backend.dialect.refuses_overlong else 1
+    if context is not None and prompt_tokens + needed > context:
+        message = f"prompt {prompt_tokens} + max_tokens {asked} > context {context} tokens of {request.model}"
+        raise CallFailed(make_fault(FaultKind.CONTEXT_OVERFLOW, f"{message}; it was not sent"))
 
 
-def check_answer(completion: Completion, request: Request, context: int | None) -> None:
-    """Raise CallFailed (context_overflow) with the numbers where the end of the context cut an answer.
+def with_end_told(completion: Completion, request: Request, context: int | None) -> Completion:
+    """Return an answer, with the numbers in its notes where the end of the context cut it.
 
     That is one which ended with `length` before it had the tokens that were asked for, although its prompt and the
-    answer fill the context: servers cut max_tokens down in silence, to nothing where the prompt alone fills it.
+    answer fill the context: servers cut max_tokens down in silence. What a server does not count proves nothing, and
+    who asked for as many tokens as fit has got them. Raises CallFailed (context_overflow) where the prompt left no
+    room for a single token.
     """
     asked, usage = asked_tokens(request.sampling), completion.usage
-    if context is None or completion.finish_reason != "length" or usage.prompt_tokens is None:
-        return
-    made = usage.completion_tokens or 0
-    if (asked is not None and made >= asked) or usage.prompt_tokens + made < context - _SLACK:
-        return
-    wanted = "" if asked is None else f" + max_tokens {asked} > context {context} tokens of {request.model}"
-    message = f"prompt {usage.prompt_tokens}{wanted}: the server cut the answer after {made} tokens"
-    raise CallFailed(make_fault(FaultKind.CONTEXT_OVERFLOW, message, status=200))
+    prompt, made = usage.prompt_tokens, usage.completion_tokens
+    if context is None or completion.finish_reason != "length" or asked is None or prompt is None or made is None:
+        return completion
+    if made >= asked or prompt + made < context - _SLACK:
+        return completion
+    message = f"prompt {prompt} + max_tokens {asked} > context {context} tokens of {request.model}"
+    if not made:
+        raise CallFailed(make_fault(FaultKind.CONTEXT_OVERFLOW, f"{message}: no token came", status=200))
+    return msgspec.structs.replace(completion, notes=[*completion.notes, f"{CUT}after {made} tokens: {message}"])
+
+
+def is_cut(completion: Completion) -> bool:
+    """Tell whether the end of the context cut an answer."""
+    return any(note.startswith(CUT) for note in completion.notes)
 
 
 def _size(value: Any) -> int:

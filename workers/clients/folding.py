@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
+import msgspec
+
 from workers.clients.answers import decode_answer
 from workers.clients.base import CallFailed
+from workers.clients.plain_chunks import PLAIN_CHUNKS, PlainChoice
 from workers.faults import classify_error_body
 
 _Object = dict[str, Any]
@@ -29,6 +32,10 @@ class Fold(Protocol):
         """Return the whole answer, as far as it has come."""
 
 
+_MOST_OTHERS = 32
+"""Chunks of other kinds in one answer, after which it is not tried any more whether one is plain."""
+
+
 class ChatFold:
     """Folds the chunks of chat completions; of several choices only the first is kept."""
 
@@ -45,10 +52,19 @@ class ChatFold:
         """By the message's field, its pieces."""
         self._calls: dict[int, _Object] = {}
         self._arguments: dict[int, list[str]] = {}
+        self._others = 0
+        """Chunks that were not plain."""
 
     def add(self, data: bytes) -> bool:
         """Take one chunk (see Fold)."""
         self.held += len(data)
+        if self._choice is not None and self._others < _MOST_OTHERS:
+            try:
+                choice = PLAIN_CHUNKS.decode(data).choices[0]
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                self._others += 1
+            else:
+                return self._add_plain(choice)
         chunk = _decoded(data)
         choices = chunk.pop("choices", None)
         if chunk.keys() != self._usual or chunk.get("usage"):
@@ -73,6 +89,18 @@ class ChatFold:
             message["content"] = None if beside and self._has_null else ""
         choice = {"message": message, **self._choice, **({"token_ids": self._ids} if self._ids else {})}
         return {"choices": [choice], **self._top, "object": "chat.completion"}
+
+    def _add_plain(self, choice: PlainChoice) -> bool:
+        delta = choice.delta
+        if choice.token_ids:
+            self._ids += choice.token_ids
+        if delta.content:
+            self._add_field("content", delta.content)
+        if delta.reasoning:
+            self._add_field("reasoning", delta.reasoning)
+        if delta.reasoning_content:
+            self._add_field("reasoning_content", delta.reasoning_content)
+        return bool(choice.token_ids or delta.content or delta.reasoning or delta.reasoning_content)
 
     def _add_choice(self, choice: _Object) -> bool:
         delta, ids = choice.pop("delta", None), choice.pop("token_ids", None)

@@ -17,6 +17,7 @@ import msgspec
 from workers.clients.answers import decode_answer
 from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify
 from workers.clients.base import CallFailed, Probe, Request
+from workers.clients.connecting import ON_NEW_CONNECTION
 from workers.clients.deadlines import Deadlines, Wait
 from workers.clients.folding import Fold
 from workers.clients.streaming import AnswerStream
@@ -38,8 +39,6 @@ _IDENTIFY_TIMEOUT_S = 5.0
 """Seconds for all the questions about what a server is; one that has not answered by then counts as not recognised."""
 _ASK_AGAIN_S = 30.0
 """Seconds after which a server that could not be asked what it is, is asked again."""
-_MOST_STALE = 4
-"""Idle connections that one request may find closed."""
 _JSON = "application/json"
 
 _Sent = TypeVar("_Sent")
@@ -129,7 +128,7 @@ class Link:
         deadline = self.deadlines.of(request.sampling)
         wait = Wait(deadline, stall_s=self._stall_timeout_s, on_token=request.on_token)
         try:
-            async with wait.limit:
+            async with wait:
                 return await ask(wait)
         except TimeoutError as error:
             if wait.overdue:
@@ -234,22 +233,25 @@ def raise_for_status(answer: RawAnswer) -> None:
 async def once_more_if_stale(send: Callable[[], Awaitable[_Sent]]) -> _Sent:
     """Send a request, and again at once where the server had closed the idle connection that it went over.
 
-    The next idle connection may have been closed as well, so this is done a few times.
+    Other idle connections may have been closed as well, so it goes over a new one then.
     """
-    stale = 0
-    while True:
-        try:
-            return await send()
-        except CallFailed as failure:
-            kind = failure.fault.kind
-            if kind is FaultKind.STALE_CONNECTION and stale < _MOST_STALE:
-                stale += 1
-                continue
-            if not stale or kind not in {FaultKind.STALE_CONNECTION, FaultKind.CONNECT}:
-                raise
-            # No coincidence: the server closes its connections instead of answering, or it died over the request.
-            message = f"the connection was closed without an answer; then: {failure.fault.message}"
-            raise CallFailed(make_fault(FaultKind.CONNECTION_LOST, message)) from failure
+    try:
+        return await send()
+    except CallFailed as failure:
+        if failure.fault.kind is not FaultKind.STALE_CONNECTION:
+            raise
+    logger.debug("a connection had gone stale; the request is sent again")
+    token = ON_NEW_CONNECTION.set(True)
+    try:
+        return await send()
+    except CallFailed as failure:
+        if failure.fault.kind not in {FaultKind.CONNECTION_LOST, FaultKind.CONNECT}:
+            raise
+        # No coincidence: the server closes its connections instead of answering, or it died over the request.
+        message = f"the connection was closed without an answer; then: {failure.fault.message}"
+        raise CallFailed(make_fault(FaultKind.CONNECTION_LOST, message)) from failure
+    finally:
+        ON_NEW_CONNECTION.reset(token)
 
 
 def header_safe(text: str) -> str:

@@ -135,7 +135,6 @@ class OpenAIChatClient:
         )
         try:
             completion = parse_chat_answer(answer, tools=bool(request.tools))
-            fits.check_answer(completion, request, self._link.backend.context_of(request.model))
         except CallFailed as failure:
             raise CallFailed(self._link.without_secrets(failure.fault)) from failure.__cause__
         end_ids = () if tokenizer is None else tokenizer.end_ids
@@ -150,18 +149,19 @@ class OpenAIChatClient:
             note = _NO_IDS.format(backend.dialect.shown, hint)
             completion = msgspec.structs.replace(completion, notes=[*completion.notes, note])
         self._link.deadlines.answered(latency_s, completion.usage)
-        return Answer(self._checks.tell(completion), latency_s)
+        completion = self._checks.tell(completion)
+        return Answer(fits.with_end_told(completion, request, backend.context_of(request.model)), latency_s)
 
     async def _check_room(self, request: Request, tokenizer: Tokenizer) -> None:
-        """Raise CallFailed (context_overflow) before the call where prompt and answer do not fit into the context."""
-        context = self._link.backend.context_of(request.model)
-        if not fits.may_overflow(request, context):
+        """Raise CallFailed (context_overflow) before the call where the prompt cannot be answered."""
+        backend = self._link.backend
+        if not fits.may_overflow(request, backend):
             return
         try:
             prompt = await asyncio.to_thread(tokenizer.render, request.messages, request.tools, request.sampling)
         except PromptRefusedError:
             return  # the server's template decides
-        fits.check_prompt(len(prompt.ids), request, context)
+        fits.check_prompt(len(prompt.ids), request, backend)
 
     async def _checked(self, completion: Completion, tokenizer: Tokenizer) -> Completion:
         """Return the completion with what the ids prove: whether it is all thought, and, of some, whether they fit."""

@@ -30,23 +30,22 @@ class EventParser:
             self._begun.append(data)
             self.waiting += len(data)
             return []
-        lines = b"".join([*self._begun, data]).split(b"\n")
+        whole = b"".join([*self._begun, data])
+        if b"\r\n" in whole:
+            whole = whole.replace(b"\r\n", b"\n")
+        lines = whole.split(b"\n")
         rest = lines.pop()
         self._begun = [rest] if rest else []
         events: list[bytes] = []
+        begun = self._data
         for line in lines:
-            self._take(line, events)
-        self.waiting = len(rest) + sum(map(len, self._data))
+            if line.startswith(b"data:"):
+                begun.append(line[6:] if line.startswith(b" ", 5) else line[5:])
+            elif not line:
+                if begun:
+                    events.append(begun[0] if len(begun) == 1 else b"\n".join(begun))
+                    begun.clear()
+            elif line.startswith(b":"):
+                self.comments += 1
+        self.waiting = len(rest) + sum(map(len, begun))
         return events
-
-    def _take(self, line: bytes, events: list[bytes]) -> None:
-        if line.endswith(b"\r"):
-            line = line[:-1]
-        if line.startswith(b"data:"):
-            self._data.append(line[6:] if line.startswith(b" ", 5) else line[5:])
-        elif not line:
-            if self._data:
-                events.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
-                self._data = []
-        elif line.startswith(b":"):
-            self.comments += 1

@@ -102,7 +102,7 @@ class TokensClient(abc.ABC):
         except PromptRefusedError as error:
             message = f"the chat template does not take the conversation: {error}"
             raise CallFailed(make_fault(FaultKind.BAD_REQUEST, message)) from error
-        fits.check_prompt(len(prompt.ids), request, self._link.backend.context_of(request.model))
+        fits.check_prompt(len(prompt.ids), request, self._link.backend)
         fields = self._fields(request, prompt)
         try:
             answer, latency_s = await self._link.within_deadline(
@@ -123,7 +123,9 @@ class TokensClient(abc.ABC):
         else:
             completion = self._completion(generated, request, prompt, tokenizer)
         self._link.deadlines.answered(latency_s, completion.usage)
-        return Answer(self._checks.tell(completion), latency_s)
+        completion = self._checks.tell(completion)
+        context = self._link.backend.context_of(request.model)
+        return Answer(fits.with_end_told(completion, request, context), latency_s)
 
     async def _ask(self, fields: dict[str, Any], request_id: str, wait: Wait) -> tuple[dict[str, Any], float]:
         if self._link.streams:

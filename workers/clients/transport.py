@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import socket
+import math
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import aiohttp
 import httpx2
 
 from workers.clients.base import CallFailed
+from workers.clients.connecting import MAX_CONNECTING, ON_NEW_CONNECTION, Passage, make_socket
 from workers.faults import FaultKind, make_fault
 from workers.foreign import fault_of
 from workers.wording import quote_start
@@ -24,24 +26,16 @@ KEEPALIVE_EXPIRY_S = 2.0
 """Below every server's own expiry (5 s for vLLM and SGLang), so that the server does not close a connection at the
 moment of its reuse."""
 
-STALE_WINDOW_S = 2.0
-"""A reused connection that breaks later than this after the request was sent was not stale: the server broke."""
-
 SPARE_CONNECTIONS = 2
 """Room for probes beside a full house of calls."""
 
-MAX_CONNECTING = 64
-"""Connections that are opened at once. A thousand at once would starve each other of the loop, and a busy machine would
-let them run into the connect timeout; a request that waits for its turn here has not begun to connect."""
-
-_NAP_SHARE, _LONGEST_NAP_S, _SHORTEST_NAP_S = 1 / 8, 0.25, 0.002
-"""Between two looks at a stream nothing is read for this share of its age, within bounds: tokens collect in the
+_NAP_SHARE, _SHORTEST_NAP_S, _LONGEST_NAP_S = 1 / 8, 1 / 8, 1 / 2
+"""Between two looks at a stream nothing is read for about this share of its age, within bounds: tokens collect in the
 system's buffer and come in one piece, which is what makes streams cheap."""
+_MUCH = 64 * 1024
+"""Bytes after which more is read at once: the system's buffer may have been full."""
 _LAST_WORDS_S = 1.0
 """Seconds for a server to end its body after it has said that nothing more comes."""
-
-# A silent call of half an hour must survive NAT gateways, which forget idle connections after two to six minutes.
-_KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 8))
 
 # The pool has decoded the body already, which httpx2 must not try again.
 _ENCODING = b"content-encoding"
@@ -67,14 +61,6 @@ class Sink(Protocol):
         """Take the next bytes; raises CallFailed for what cannot be an answer."""
 
 
-@dataclasses.dataclass
-class _Passage:
-    """What is known of one request's connection."""
-
-    reused: bool = False
-    connecting: bool = False
-
-
 class ConnectionPool(httpx2.AsyncBaseTransport):
     """Keeps the connections to one endpoint; belongs to the event loop of its first use."""
 
@@ -82,7 +68,8 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         self._max_connections = max_connections
         self._connect_timeout_s = connect_timeout_s
         self._max_body_bytes = max_body_bytes
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        """By whether each request has a connection of its own."""
         self._connecting = asyncio.Semaphore(MAX_CONNECTING)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -105,14 +92,15 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
         The body of an event stream goes into the sink instead, where one is given. Raises CallFailed for connections
         that fail, for bodies over the bound, which are not read to their end, and what the sink raises.
         """
-        loop = asyncio.get_running_loop()
-        passage = _Passage()
+        passage = Passage(self._connecting, self._connect_timeout_s)
         answered = False
-        started = loop.time()
         try:
-            async with self._get_session().request(
-                method, url, headers=headers, data=body, allow_redirects=False, trace_request_ctx=passage
-            ) as response:
+            async with (
+                passage.limit,
+                self._session(alone=ON_NEW_CONNECTION.get()).request(
+                    method, url, headers=headers, data=body, allow_redirects=False, trace_request_ctx=passage
+                ) as response,
+            ):
                 answered = True
                 if sink is not None and _is_event_stream(response):
                     await _pass_on(response, sink)
@@ -120,21 +108,24 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
                 content = await self._read(response)
                 return RawAnswer(response.status, response.raw_headers, content)
         except (aiohttp.ClientError, OSError) as error:
+            if passage.limit.expired():
+                words = f"no connection to {urllib.parse.urlsplit(url).netloc} within {self._connect_timeout_s:g} s"
+                message = f"{words} (MILL_CONNECT_TIMEOUT_S)"
+                raise CallFailed(make_fault(FaultKind.CONNECT_TIMEOUT, message)) from error
             fault = fault_of(error, now=0)
             if fault is None:
                 raise
             lost = fault.kind is FaultKind.CONNECTION_LOST
-            if lost and passage.reused and not answered and loop.time() - started < STALE_WINDOW_S:
+            if lost and not answered and passage.may_be_stale:
                 fault = make_fault(FaultKind.STALE_CONNECTION, fault.message)
             raise CallFailed(fault) from error
         finally:
-            if passage.connecting:
-                self._connecting.release()
+            passage.end()
 
     async def aclose(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        for session in self._sessions.values():
+            await session.close()
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         chunks: list[bytes] = []
@@ -149,33 +140,24 @@ class ConnectionPool(httpx2.AsyncBaseTransport):
             chunks.append(chunk)
         return b"".join(chunks)
 
-    def _get_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
+    def _session(self, *, alone: bool) -> aiohttp.ClientSession:
+        if alone not in self._sessions:
             tracing = aiohttp.TraceConfig()
             tracing.on_connection_reuseconn.append(_note_reuse)
-            tracing.on_connection_create_start.append(self._begin_to_connect)
-            tracing.on_connection_create_end.append(self._end_to_connect)
-            self._session = aiohttp.ClientSession(
+            tracing.on_connection_create_start.append(_begin_to_connect)
+            tracing.on_connection_create_end.append(_note_connection)
+            kept: dict[str, Any] = {"force_close": True} if alone else {"keepalive_timeout": KEEPALIVE_EXPIRY_S}
+            self._sessions[alone] = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    limit=self._max_connections + SPARE_CONNECTIONS,
-                    keepalive_timeout=KEEPALIVE_EXPIRY_S,
-                    socket_factory=_make_socket,
+                    limit=self._max_connections + SPARE_CONNECTIONS, socket_factory=make_socket, **kept
                 ),
                 # aiohttp's own default ends every call after five minutes.
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
+                timeout=aiohttp.ClientTimeout(total=None),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trace_configs=[tracing],
                 trust_env=False,
             )
-        return self._session
-
-    async def _begin_to_connect(self, _session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
-        await self._connecting.acquire()
-        context.trace_request_ctx.connecting = True
-
-    async def _end_to_connect(self, _session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
-        context.trace_request_ctx.connecting = False
-        self._connecting.release()
+        return self._sessions[alone]
 
 
 def _is_event_stream(response: aiohttp.ClientResponse) -> bool:
@@ -190,9 +172,16 @@ async def _pass_on(response: aiohttp.ClientResponse, sink: Sink) -> None:
         if sink.done:
             await _hear_out(response)
             return
-        nap_s = min(_LONGEST_NAP_S, (loop.time() - began) * _NAP_SHARE)
-        if nap_s >= _SHORTEST_NAP_S:
-            await _let_collect(response, nap_s)
+        if len(data) < _MUCH:
+            now = loop.time()
+            await _let_collect(response, _next_look(now, age_s=now - began) - now)
+
+
+def _next_look(now: float, *, age_s: float) -> float:
+    """Return when to look at a stream again: naps are powers of two and end together, so that streams share looks."""
+    nap_s = max(_SHORTEST_NAP_S, min(_LONGEST_NAP_S, age_s * _NAP_SHARE))
+    nap_s = 2.0 ** math.floor(math.log2(nap_s))
+    return (now // nap_s + 1) * nap_s
 
 
 async def _let_collect(response: aiohttp.ClientResponse, seconds: float) -> None:
@@ -215,14 +204,12 @@ async def _hear_out(response: aiohttp.ClientResponse) -> None:
 
 
 async def _note_reuse(_session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
-    context.trace_request_ctx.reused = True
+    context.trace_request_ctx.reused()
 
 
-def _make_socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, *_rest = address
-    connection = socket.socket(family, kind, protocol)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE_OPTIONS:
-        if hasattr(socket, name):  # not every system has all of them
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return connection
+async def _begin_to_connect(_session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
+    await context.trace_request_ctx.connect()
+
+
+async def _note_connection(_session: aiohttp.ClientSession, context: Any, _params: Any) -> None:
+    context.trace_request_ctx.connected()

@@ -46,11 +46,9 @@ def _report(job: Job) -> Report:
     slots = servers.max_in_flight * len(servers.model_urls)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     report.files = Files(slots, files_needed(slots), None if hard == resource.RLIM_INFINITY else hard)
-    report.at_once = min(job.at_once, servers.max_in_flight)
     tokenizers = Tokenizers(servers.tokenizer)
-    bounded = msgspec.structs.replace(job, at_once=report.at_once)
     try:
-        asyncio.run(ask_all(report.servers, bounded, servers, tokenizers))
+        asyncio.run(ask_all(report.servers, job, servers, tokenizers))
     except MillError as error:
         report.trouble = str(error)
     report.template = tokenizers.fingerprints.get(servers.tokenizer or "")

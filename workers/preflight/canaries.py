@@ -49,7 +49,9 @@ async def _ask_one(server: Server, client: Client, samples: Sequence[Sample], jo
         desk = _Desk(client, server, job)
         generation = settings.generation_from_content(content)
         built_in = Sample(id=CANARY, messages=[{"role": "user", "content": _QUESTION}])
+        begun = time.monotonic()
         server.canaries = await desk.ask([built_in, *samples], generation)
+        server.in_flight = desk.busy_s / (time.monotonic() - begun)
         if server.switches_thinking and server.canaries[0].verdict != Kind.FAILED:
             on, off = (_with_thinking(content, wanted=wanted) for wanted in (True, False))
             pair = await asyncio.gather(desk.ask([built_in], on), desk.ask([built_in], off))
@@ -69,6 +71,8 @@ class _Desk:
     def __init__(self, client: Client, server: Server, job: Job) -> None:
         self._client, self._server, self._job = client, server, job
         self._slots = asyncio.Semaphore(job.at_once)
+        self.busy_s = 0.0
+        """Seconds of all requests together."""
 
     async def ask(self, samples: Sequence[Sample], generation: GenerationSettings) -> list[Canary]:
         """Return what came of each sample, in their order."""
@@ -78,7 +82,7 @@ class _Desk:
         async with self._slots:
             model = generation.model or next(iter(self._server.models), None)
             request = request_of(sample, generation, model, call=1)
-            started = time.time()
+            started, begun = time.time(), time.monotonic()
             answer: Answer | None = None
             fault: Fault | None = None
             try:
@@ -87,8 +91,10 @@ class _Desk:
             except CallFailed as failure:
                 fault = failure.fault
             except TimeoutError:
-                message = f"no answer within {self._job.canary_timeout_s:g} s (--timeout)"
+                message = f"no answer within {self._job.canary_timeout_s:g} s (--timeout, MILL_REQUEST_TIMEOUT_S)"
                 fault = make_fault(FaultKind.TIMEOUT, message)
+            finally:
+                self.busy_s += time.monotonic() - begun
         outcome = Outcome(
             completion=answer.completion if answer else None,
             fault=fault,

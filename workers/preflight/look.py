@@ -27,6 +27,8 @@ from workers.wording import one_line, words_of_body
 _NO_LIST = frozenset({404, 405, 501})
 _REFUSED = frozenset({401, 403, 407})
 _WORDS = 200
+_LATE_S = 0.3
+"""Seconds in which a look that was cut short at its deadline says what it has seen by then."""
 _ONLY_ITS_OWN = frozenset({"vllm"})
 """Servers that answer 404 to every model that they do not list; others take any name, or know more than they list."""
 _FINGERPRINT_CHARS = 16
@@ -45,7 +47,7 @@ def look_at_all(job: Job, servers: ServerSettings) -> list[Server]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(max(0.0, deadline + _LATE_S - time.monotonic()))
     return [found.get(url) or _silent(url, job.timeout_s) for url in servers.model_urls]
 
 
@@ -56,7 +58,7 @@ def _look_at(url: str, servers: ServerSettings, job: Job, deadline: float) -> Se
         models = reader.read(MODELS_PATH)
     except TimeoutError:
         return _silent(url, job.timeout_s)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # the last: a host that cannot be one
         words = one_line(reader.hide(str(error)), _WORDS) or type(error).__name__
         return Server(url=public_url(url), state="down", words=words)
     server = _judged(url, models)
@@ -95,10 +97,10 @@ def _judged(url: str, models: Page) -> Server:
 def _clock_ahead(page: Page) -> float | None:
     """Return how many seconds the server's clock is ahead; its header tells whole seconds, cut off."""
     try:
-        told = email.utils.parsedate_to_datetime(page.headers.get("date", ""))
-    except (ValueError, TypeError):
+        told = email.utils.parsedate_to_datetime(page.headers.get("date", "")).timestamp()
+    except (ValueError, TypeError, OverflowError, OSError):
         return None
-    return round(told.timestamp() + 0.5 - page.asked_at, 1)
+    return round(told + 0.5 - page.asked_at, 1)
 
 
 def _names(document: Mapping[str, Any]) -> list[str]:

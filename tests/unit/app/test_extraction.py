@@ -72,7 +72,8 @@ def test_exact_ids_are_taken_as_they_are() -> None:
     ("record", "reason", "words"),
     [
         (SourceRecord(id="a"), Reason.NO_EXACT_IDS, "--retokenize"),
-        (SourceRecord(id="a", prompt_token_ids=[1]), Reason.NO_EXACT_IDS, "no exact token ids"),
+        (SourceRecord(id="a", prompt_token_ids=[1]), Reason.NO_EXACT_IDS, "no exact token ids of the answer;"),
+        (SourceRecord(id="a", output_ids=[1]), Reason.NO_EXACT_IDS, "no exact token ids of the prompt;"),
         (
             SourceRecord(id="a", prompt_token_ids=[1], output_ids=[2, 3], usage=Usage(1, 3)),
             Reason.COUNT_DIFFERS,

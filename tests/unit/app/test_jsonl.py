@@ -166,6 +166,13 @@ def test_append_without_rights(open_folder: Path) -> None:
     assert path.read_bytes() == b"one\n"
 
 
+def test_reading_what_is_no_file(path: Path) -> None:
+    """A folder in the place of a file is told with its path and the system's reason, as for writing."""
+    path.mkdir()
+    with pytest.raises(StoreError, match=r"lines\.jsonl cannot be used: Is a directory"):
+        list(jsonl.read_lines(path))
+
+
 def test_mending_a_torn_line(path: Path, tmp_path: Path) -> None:
     """A torn last line is cut off and kept, byte by byte, with its place and a sentence about it."""
     whole, torn_bytes = pen("a").line, pen("b").line[:57] + b"\xff\xfe"

@@ -284,6 +284,27 @@ def test_many_lines_are_indexed_in_pieces(ledger: Ledger, folder: DatasetFolder)
     assert [id_ for id_, _entry in ledger.entries()] == [f"id{number:05}" for number in range(5001)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_turn", "follows"),
+    [
+        (Kind.ACCEPTED, False, "the sample is asked again"),
+        (Kind.FAILED, False, "the sample is asked again"),
+        (Kind.PENDING, False, "the next producer enqueue of the same input writes it again"),
+        (Kind.REFUSED, False, "the next producer enqueue of the same input writes it again"),
+        (Kind.ACCEPTED, True, "that turn is asked again if its conversation is not recorded yet"),
+    ],
+)
+def test_what_follows_from_a_torn_line_depends_on_its_file(
+    folder: DatasetFolder, kind: Kind, is_turn: bool, follows: str
+) -> None:
+    """The sentence about a torn line says what becomes of that line, be it a sample's, a row's or a turn's."""
+    place = folder.turns("f" * 16) if is_turn else folder
+    with Ledger.open(place) as ledger:
+        place.lines(kind).write_bytes(b'{"id": "torn')
+        (mending,) = ledger.catch_up()
+    assert str(mending).endswith(f"12 bytes from byte 0 on were moved to {place.torn}; {follows}.")
+
+
 def test_a_torn_tail_is_mended_before_the_next_line(ledger: Ledger, folder: DatasetFolder) -> None:
     """A commit after a crash cuts the torn line off, tells of it, and writes on a line of its own."""
     path = folder.lines(Kind.ACCEPTED)

@@ -223,6 +223,9 @@ def test_kinds_are_plain_words() -> None:
         ("a#turnx", ("a#turnx", None)),
         ("a#turn1#turn2", ("a#turn1", 2)),
         ("a#turn²", ("a#turn²", None)),
+        ("a#turn0", ("a#turn0", None)),
+        ("a#turn02", ("a#turn02", None)),
+        ("a#turn" + "9" * 5000, ("a#turn" + "9" * 5000, None)),
     ],
 )
 def test_a_turns_id_names_its_sample_and_its_number(id_: str, parts: tuple[str, int | None]) -> None:

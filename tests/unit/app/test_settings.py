@@ -134,7 +134,7 @@ def test_json_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("group", "name", "text", "accepted"),
     [
-        (ServerSettings, "MILL_MAX_IN_FLIGHT", "many", "integer"),
+        (ServerSettings, "MILL_MAX_IN_FLIGHT", "many", ": input should be a whole number."),
         (ServerSettings, "MILL_MAX_IN_FLIGHT", "0", "greater than or equal to 1"),
         (ServerSettings, "MILL_REQUEST_TIMEOUT_S", "-1", "greater than 0"),
         (ServerSettings, "MILL_REQUEST_TIMEOUT_S", "inf", "finite"),
@@ -144,11 +144,13 @@ def test_json_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         (GenerationSettings, "MILL_TEMPERATURE", "-0.1", "must be at least 0"),
         (GenerationSettings, "MILL_TEMPERATURE", "nan", "finite"),
         (GenerationSettings, "MILL_TOP_P", "1.5", "must be above 0 and at most 1"),
-        (GenerationSettings, "MILL_KEEP_TRUNCATED", "perhaps", "boolean"),
-        (GenerationSettings, "MILL_STOP", '["a"', "delimiter"),
+        (GenerationSettings, "MILL_KEEP_TRUNCATED", "perhaps", "true or false"),
         (GenerationSettings, "MILL_EXTRA_BODY", "{", "JSON"),
         (GenerationSettings, "MILL_CHAT_TEMPLATE_KWARGS", "[1]", "JSON object"),
+        (GenerationSettings, "MILL_STOP", '["END"', "it begins as a JSON list and is none; write it like"),
         (BrokerSettings, "MILL_KEY_PREFIX", "a b", "pattern"),
+        (ServerSettings, "MILL_STREAM", "yess", ": input should be true or false."),
+        (ServerSettings, "MILL_PROTOCOL", "vlm", ": input should be 'auto', 'openai', 'sglang' or 'vllm-tokens'."),
         (WorkerSettings, "MILL_LEASE_S", "1", "greater than or equal to 5"),
         (QueueSettings, "MILL_MAX_PENDING", "0", "greater than or equal to 1"),
     ],
@@ -287,6 +289,30 @@ def test_unknown_entries_of_files_are_told(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
+def test_a_table_in_the_settings_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings below a heading, as in a recipe, are read by nobody, and the way out is named; a setting may be one."""
+    monkeypatch.chdir(tmp_path)
+    text = "[settings]\ntemperature = 0.5\n[chat_template_kwargs]\nenable_thinking = true\n"
+    (tmp_path / "promptmill.toml").write_text(text, encoding="utf-8")
+    assert settings.load(GenerationSettings).temperature is None
+    (told,) = settings.unknown_variables({})
+    assert told == (
+        "The table [settings] in promptmill.toml has no effect; its keys belong at the top of the file, before every "
+        "table."
+    )
+
+
+def test_unusable_values_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong values are found in every group of settings, whichever a command reads."""
+    assert settings.unusable_values() == []
+    monkeypatch.setenv("MILL_STREAM", "yess")
+    monkeypatch.setenv("MILL_TOP_K", "-3")
+    assert settings.unusable_values() == [
+        "MILL_STREAM cannot be used: input should be true or false.",
+        "MILL_TOP_K cannot be used: input should be greater than or equal to -1.",
+    ]
+
+
 @pytest.mark.parametrize("key", ["sk-secret\r", "sk-secret\n", "sk-s\u0435cret", "sk-secret\x00"])
 def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
     """A key with a line break of a file, or other letters than ASCII, is refused by name and never shown."""
@@ -328,7 +354,8 @@ def test_the_request_timeout_is_a_number_or_auto(monkeypatch: pytest.MonkeyPatch
     for text, value in (("90", 90.0), ("auto", "auto")):
         monkeypatch.setenv("MILL_REQUEST_TIMEOUT_S", text)
         assert settings.load(ServerSettings).request_timeout_s == value
-    for text in ("0", "soon"):
+    for text, accepted in (("0", "greater than 0"), ("-3", "greater than 0"), ("atuo", "a number")):
         monkeypatch.setenv("MILL_REQUEST_TIMEOUT_S", text)
-        with pytest.raises(SettingError, match="MILL_REQUEST_TIMEOUT_S cannot be used"):
+        said = f"^MILL_REQUEST_TIMEOUT_S cannot be used: input should be {accepted} or 'auto'\\.$"
+        with pytest.raises(SettingError, match=said):
             settings.load(ServerSettings)

@@ -11,7 +11,7 @@ from app.ledger import Ledger, Pen
 from app.records import Kind, encode_line
 from producer.export.base import FormatOptions, LeftOut, Reasoning
 from producer.export.run import export
-from tests.support.exports import ids_of, ledger_with, many, record, rows_of
+from tests.support.exports import USER, ids_of, ledger_with, many, record, rows_of
 
 SEPARATORS = "a\u2028b\u2029c\x85d\x0be\x0cf\rg\nh\0i\ufeff"
 
@@ -144,15 +144,51 @@ def test_limit(tmp_path: Path) -> None:
 
 
 def test_lost_reasoning_is_said(tmp_path: Path) -> None:
-    """Answers whose reasoning is left behind are counted and the way to keep it is named."""
+    """Answers whose reasoning is left behind are counted, with the choice that keeps it in this very format."""
     output = tmp_path / "out.jsonl"
+    lost = "1 of the answers had reasoning that this file does not hold; --reasoning "
     with ledger_with(tmp_path / "d", [record("a", reasoning="Hm."), record("b")]) as ledger:
-        for name, reasoning, lost in [("openai", None, 1), ("sharegpt", None, 1), ("openai", Reasoning.FIELD, 0)]:
+        for name, reasoning, said in [
+            ("openai", None, [f"{lost}field or --format tokens keeps it."]),
+            ("sharegpt", None, [f"{lost}inline or --format tokens keeps it."]),
+            ("trl", Reasoning.DROP, [f"{lost}field or --format tokens keeps it."]),
+            ("openai", Reasoning.FIELD, []),
+            ("sharegpt", Reasoning.INLINE, []),
+        ]:
             options = FormatOptions(reasoning=reasoning)
             report = export(ledger, format=name, output=output, overwrite=True, options=options)
-            assert report.lost_reasoning == lost
+            assert (report.lost_reasoning, report.lost_earlier_reasoning) == (len(said), 0)
             assert report.supervised_tokens is None
-            assert any("--reasoning field" in sentence for sentence in report.sentences()) is bool(lost)
+            assert report.sentences()[1:] == said
+
+
+_EARLIER = "1 of the conversations had reasoning in earlier turns that this file does not hold"
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "said"),
+    [
+        ("openai", None, [f"{_EARLIER}; --reasoning field keeps it."]),
+        ("sharegpt", None, [f"{_EARLIER}; --reasoning inline keeps it."]),
+        ("torchspec-kimi", None, [f"{_EARLIER}: torchspec-kimi holds the answer's alone."]),
+        ("speculators", Reasoning.DROP, [f"{_EARLIER}; --reasoning field keeps it."]),
+        ("openai", Reasoning.INLINE, []),
+        ("sharegpt", Reasoning.INLINE, []),
+        ("trl", None, []),
+    ],
+)
+def test_lost_reasoning_of_earlier_turns_is_said(
+    tmp_path: Path, name: str, reasoning: Reasoning | None, said: list[str]
+) -> None:
+    """A conversation whose answer has no reasoning but an earlier turn has is counted by itself where that is lost."""
+    thoughtful = {"role": "assistant", "content": "Yes?", "reasoning_content": "Hm."}
+    records = [record("a", messages=[USER, thoughtful, USER]), record("b", messages=[USER])]
+    output = tmp_path / "out.jsonl"
+    with ledger_with(tmp_path / "d", records) as ledger:
+        report = export(ledger, format=name, output=output, options=FormatOptions(reasoning=reasoning))
+    assert (report.lost_reasoning, report.lost_earlier_reasoning) == (0, len(said))
+    assert report.sentences()[1:] == said
+    assert ("Hm." in output.read_text()) is not bool(said)
 
 
 def test_nothing_to_export(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_the_card_says_what_is_in_the_files(tmp_path: Path) -> None:
         "Answers to the prompts of chat, made by my-model from 20",
         f" with promptmill {app.__version__}.",
         "4,000 tokens are supervised.",
-        "| `no_exact_ids` | the server gave no exact token ids | 1 |",
+        "| `no_exact_ids` | the server gave no exact token ids of the answer | 1 |",
         "| `loss_mask` | 1 where the model wrote the token",
         "| chat | accepted | 2,001 |  |",
         "| chat | rejected | 1 | truncated 1 |",

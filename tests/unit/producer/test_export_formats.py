@@ -55,9 +55,10 @@ def test_tokens_without_a_known_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"prompt_token_ids": None}, LeftOut.NO_EXACT_IDS),
-        ({"prompt_token_ids": []}, LeftOut.NO_EXACT_IDS),
+        ({"prompt_token_ids": None}, LeftOut.NO_PROMPT_IDS),
+        ({"prompt_token_ids": []}, LeftOut.NO_PROMPT_IDS),
         ({"output_ids": None}, LeftOut.NO_EXACT_IDS),
+        ({"output_ids": None, "prompt_token_ids": None}, LeftOut.NO_EXACT_IDS),
         ({"usage": Usage(3, 3)}, LeftOut.COUNT_DIFFERS),
         ({"output_ids": []}, LeftOut.COUNT_DIFFERS),
         ({"output_ids": [], "usage": Usage()}, LeftOut.NO_ANSWER),

@@ -57,7 +57,7 @@ def test_the_most_frequent_ids(tmp_path: Path, name: str) -> None:
     assert report.sentences() == [
         f"7 output tokens of 2 records counted, 4 different ones; {tmp_path / name} written ({size}).",
         "3 of 12 ids cover 85.71 % of them.",
-        "1 left out: the server gave no exact token ids (no_exact_ids).",
+        "1 left out: the server gave no exact token ids of the answer (no_exact_ids).",
     ]
 
 

@@ -87,12 +87,12 @@ def test_a_disk_that_is_too_small_is_told_of_before(tmp_path: Path) -> None:
         one = Extraction(target, target, plan())
         much = Survey(samples=10**6, tokens=10**12, bytes=816 * 10**12)
         words = (
-            r"1,000,000 samples of 1,000,000,000,000 tokens, at 816 bytes each, need about 816 TB in .* GB free; free"
+            r"1,000,000 samples of 1,000,000,000,000 tokens, at 816 bytes each, need about 816.0 TB in .* GB free; free"
         )
         with pytest.raises(DiskFullError, match=words):
             one.check_room(much, tmp_path / "states", force=False)
-        assert "816 TB" in one.check_room(much, tmp_path / "states", force=True)
-        assert "816 kB" in one.check_room(Survey(1, 1000, 816_000), tmp_path / "states", force=False)
+        assert "816.0 TB" in one.check_room(much, tmp_path / "states", force=True)
+        assert "816.0 kB" in one.check_room(Survey(1, 1000, 816_000), tmp_path / "states", force=False)
 
 
 def test_what_was_refused_may_be_taken_later(tmp_path: Path) -> None:

@@ -145,6 +145,14 @@ def test_a_terminal_of_ascii_gets_ascii() -> None:
     assert all(line.text.isascii() for line in lines)
 
 
+def test_no_chart_of_work_that_no_point_saw() -> None:
+    """A dataset that was done before the first point was stored has no chart of nothing; one with any work has one."""
+    done = part(128, total=128, state=State.DONE)
+    silent, seen = [None] * 36 + [0.0] * 24, [None] * 36 + [0.0] * 23 + [0.5]
+    assert "top" not in "\n".join(screen(picture({"a": done}, paces={"a": silent}), 80, 40))
+    assert "6 min, top 0.5/s" in "\n".join(screen(picture({"a": done}, paces={"a": seen}), 80, 40))
+
+
 def test_a_bar_shows_the_smallest_part() -> None:
     """Each part is as long as its share; one sample of a million is still one column."""
     parts = [(500_000, Span("a")), (1, Span("x")), (0, Span("n")), (499_999, Span("."))]

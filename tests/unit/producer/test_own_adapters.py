@@ -84,9 +84,9 @@ def test_wrong_column_names_are_refused(text: str, words: str) -> None:
 
 def test_a_column_that_no_row_has_is_refused(tmp_path: pathlib.Path) -> None:
     """A misspelt id column is found at the first rows, not lost in silence."""
-    (tmp_path / "x.jsonl").write_text('{"q": "a", "uid": 1}\n')
+    (tmp_path / "x.jsonl").write_text('{"q": "a", "uid": 1}\n{"uid": 2, "lang": "de"}\n')
 
-    with pytest.raises(UsageError, match="id=uuid: no row has the column 'uuid'; the columns are q, uid"):
+    with pytest.raises(UsageError, match=r"id=uuid: no row has the column 'uuid'; the columns are q, uid, lang\."):
         open_reading(Reading(source=str(tmp_path / "x.jsonl"), columns="prompt=q,id=uuid"), max_row_bytes=MIB)
 
 

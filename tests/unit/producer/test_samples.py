@@ -309,8 +309,8 @@ def test_a_source_without_rows_has_no_batches() -> None:
 
 def test_a_source_of_unknown_shape_is_refused_at_its_first_batch() -> None:
     """When no row of the first batch has a known column, the error lists the columns there are."""
-    with pytest.raises(UsageError, match=r"their columns are id, frage"):
-        Pass(source_of([b"{torn", {"id": 1, "frage": "x"}, {"id": 2, "frage": "y"}]), adapter=AUTO).batches()
+    with pytest.raises(UsageError, match=r"their columns are id, frage, note\."):
+        Pass(source_of([b"{torn", {"id": 1, "frage": "x"}, {"id": 2, "note": "y"}]), adapter=AUTO).batches()
     with pytest.raises(UsageError, match="--adapter messages reads"):
         Pass(source_of([{"prompt": "x"}]), adapter=choose("messages")).batches()
     whole, _ = run([{"id": 1, "frage": "x"}, {"prompt": "y"}])

@@ -61,9 +61,9 @@ def test_rows_that_cannot_be_read_are_not_left_out_in_silence() -> None:
 @pytest.mark.parametrize("limit", [None, 1])
 def test_a_column_that_no_row_has_is_a_typing_mistake(limit: int | None) -> None:
     """A condition on an unknown column ends the command and names the columns that are there."""
-    selection = Selection(source_of(prompts(3)), filters=[parse("nn!=1")], limit=limit)
+    selection = Selection(source_of([*prompts(3), {"text": "a"}]), filters=[parse("nn!=1")], limit=limit)
 
-    with pytest.raises(UsageError, match="no row has the column 'nn'; the columns are prompt, n"):
+    with pytest.raises(UsageError, match=r"no row has the column 'nn'; the columns are prompt, n, text\."):
         list(selection.rows())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from app.errors import SourceError
 from app.ledger import Ledger, Pen
-from app.records import Kind, Usage, encode_line
+from app.records import Kind, Turn, Usage, encode_line
 from producer.export.base import FormatOptions, Reasoning
 from producer.export.formats import ROW_FORMATS
 from producer.export.run import export
@@ -209,7 +209,7 @@ def test_a_file_against_its_dataset(tmp_path: Path) -> None:
     (missing,) = report.findings.examples[Problem.MISSING_ID]
     assert (missing.id, missing.number) == ("s00002", 0)
     assert report.left_out == [
-        "1 left out: the server gave no exact token ids (no_exact_ids).",
+        "1 left out: the server gave no exact token ids of the answer (no_exact_ids).",
         "1 left out: prompt and answer have more tokens than --max-length (too_long).",
     ]
 
@@ -233,6 +233,35 @@ def test_reasoning_that_the_file_does_not_hold(tmp_path: Path) -> None:
             report = validate([output], Rules(), ledgers=[ledger])
             assert report.findings.counts[Problem.LOST_REASONING] == lost
             assert report.is_sound is not bool(lost)
+
+
+@pytest.mark.parametrize(
+    ("name", "reasoning", "lost"),
+    [
+        ("sharegpt", None, 1),
+        ("sharegpt", Reasoning.INLINE, 0),
+        ("openai", None, 1),
+        ("openai", Reasoning.FIELD, 0),
+        ("torchspec-kimi", None, 0),
+        ("trl", Reasoning.DROP, 1),
+    ],
+)
+def test_reasoning_of_earlier_turns_that_the_file_does_not_hold(
+    tmp_path: Path, name: str, reasoning: Reasoning | None, lost: int
+) -> None:
+    """So are rows without that of an earlier turn that the model wrote; of a turn of the prompt it may be missing."""
+    thoughtful = {**ANSWER, "reasoning_content": "Hm."}
+    turns = [Turn(id="a#turn1", messages=1), Turn(id="a#turn2", messages=3)]
+    records = [
+        record("a", messages=[USER, thoughtful, USER], turns=turns),
+        record("b", messages=[USER, thoughtful, USER]),
+        record("c", messages=[USER, ANSWER, USER], turns=turns),
+    ]
+    output = tmp_path / "x.jsonl"
+    with ledger_with(tmp_path / "d", records) as ledger:
+        export(ledger, format=name, output=output, options=FormatOptions(reasoning=reasoning))
+        report = validate([output], Rules(), ledgers=[ledger])
+    assert _found(report) == ({Problem.LOST_REASONING: lost} if lost else {})
 
 
 def test_what_was_not_checked_is_said(tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def test_servers_are_known_by_what_they_say(site: Site, label: str | None) -> No
         ({"/props": {"default_generation_settings": {"n_ctx": 2048}}}, "m", 2048),
         ({"/v1/models": models("tensorrt_llm"), "/version": {"version": "1.2.0"}}, "m", None),
         ({"/v1/models": models("openai")}, "m", None),
+        ({"/v1/models": models("somebody", max_model_len=4096)}, "m", 4096),
+        ({"/v1/models": models("somebody", max_model_len=4096)}, "another-behind-a-proxy", None),
         ({"/v1/models": models("vllm", max_model_len="much")}, "m", None),
         ({"/v1/models": models("vllm", max_model_len=-1)}, "m", None),
         ({}, "m", None),

@@ -6,6 +6,8 @@ import asyncio
 import multiprocessing
 import random
 import resource
+import socket
+import time
 from collections import Counter
 
 import pytest
@@ -41,8 +43,49 @@ def _burn() -> None:
         pass
 
 
+def test_a_busy_worker_is_no_connect_timeout() -> None:
+    """A loop that comes round more slowly than the whole timeout still connects: its own time is not the server's."""
+
+    async def hog() -> None:
+        while True:
+            time.sleep(0.15)  # noqa: ASYNC251 - the loop stands still, which is the point
+            await asyncio.sleep(0)
+
+    async def story() -> None:
+        with ModelServer() as server:
+            client = make_client(server.url, ServerSettings(connect_timeout_s=0.1), Tokenizers(None), max_connections=4)
+            busy = asyncio.create_task(hog())
+            try:
+                assert await _outcome(client, 0) == "ok"
+            finally:
+                busy.cancel()
+                await client.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_server_that_takes_no_connection_is_a_connect_timeout() -> None:
+    """Its queue of connections is full, as behind a firewall: the fault says for how long, and what sets that."""
+
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.create_connection(full.getsockname()):
+            address = "{}:{}".format(*full.getsockname())
+            servers = ServerSettings(connect_timeout_s=0.3)
+            client = make_client(f"http://{address}", servers, Tokenizers(None), max_connections=4)
+            try:
+                outcomes = await asyncio.gather(*(_outcome(client, number) for number in range(3)))
+            finally:
+                await client.close()
+            assert (
+                outcomes == [f"connect_timeout: no connection to {address} within 0.3 s (MILL_CONNECT_TIMEOUT_S)"] * 3
+            )
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
 @pytest.mark.slow
-def test_a_thousand_first_requests_all_connect_on_a_busy_machine() -> None:
+@pytest.mark.parametrize("connect_timeout_s", [30, 5])
+def test_a_thousand_first_requests_all_connect_on_a_busy_machine(connect_timeout_s: float) -> None:
     """With every core busy elsewhere no connection runs into its timeout: few are opened at once, the others wait."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
@@ -52,7 +95,8 @@ def test_a_thousand_first_requests_all_connect_on_a_busy_machine() -> None:
 
     async def story() -> None:
         with ModelServer(default=Rule(delay_s=5)) as server:
-            client = make_client(server.url, ServerSettings(), Tokenizers(None), max_connections=1000)
+            servers = ServerSettings(connect_timeout_s=connect_timeout_s)
+            client = make_client(server.url, servers, Tokenizers(None), max_connections=1000)
             try:
                 outcomes = await asyncio.gather(*(_outcome(client, number) for number in range(1000)))
             finally:

@@ -225,6 +225,17 @@ def test_how_a_result_finds_its_function(results: list[Message], name: str) -> N
     assert (cache.left, cache.given) == (0, 2)
 
 
+def test_call_ids_that_are_not_unique_tell_nothing() -> None:
+    """Parallel calls that share an id are told apart by place; an id that a later turn uses again is that turn's."""
+    shared = CachedResults([calls(("x", "add", "{}"), ("x", "sub", "{}")), result("x", "one"), result("x", "two")])
+    asked = calls(("g1", "sub", "{}"), ("g2", "add", "{}"))["tool_calls"]
+    assert [one["content"] for one in shared.answer(asked).messages] == ["two", "one"]
+    again = CachedResults(
+        [calls(("x", "add", "{}")), result("x", "one"), calls(("x", "sub", "{}")), result("x", "two")]
+    )
+    assert [one["content"] for one in again.answer(asked).messages] == ["two", "one"]
+
+
 def test_results_of_nobody_answer_no_call() -> None:
     """A result that nothing gives a name is given to no call."""
     cache = CachedResults([says("I add: {...}"), result(None, "4")])

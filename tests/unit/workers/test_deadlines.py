@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
@@ -10,10 +11,14 @@ from app.records import Usage
 from workers.clients.deadlines import (
     AUTO,
     ENOUGH_ANSWERS,
+    LATE_S,
     LONGEST_S,
     SHORTEST_S,
+    STREAM_DEADLINES,
     UNKNOWN_SPEED_S,
+    Deadline,
     Deadlines,
+    Wait,
 )
 
 
@@ -22,6 +27,15 @@ def _after(answers: list[tuple[float, int]]) -> Deadlines:
     for latency_s, tokens in answers:
         deadlines.answered(latency_s, Usage(completion_tokens=tokens))
     return deadlines
+
+
+async def _hear(wait: Wait, *, tokens: int) -> None:
+    """Have some tokens come, and then nothing more."""
+    async with wait:
+        for _ in range(tokens):
+            wait.token()
+            await asyncio.sleep(0.005)
+        await asyncio.Event().wait()
 
 
 def test_a_fixed_deadline_stays_whatever_is_seen() -> None:
@@ -69,3 +83,52 @@ def test_a_missed_deadline_allows_twice_as_much_once_for_all_calls_before_it() -
     for _ in range(256):
         deadlines.answered(10.0, Usage(completion_tokens=1000))
     assert deadlines.of({"max_tokens": 10_000}).seconds == pytest.approx(before)
+
+
+def test_a_wait_ends_at_its_deadline_and_stays_where_tokens_come() -> None:
+    """Tokens put the end off for as long as the stall timeout lasts; their absence ends the wait."""
+
+    async def story() -> None:
+        wait = Wait(Deadline(0.05, "a test"), stall_s=1)
+        with pytest.raises(TimeoutError):
+            await _hear(wait, tokens=0)
+        assert wait.overdue
+        assert wait.fault().message == "no answer within 0.05 s (a test)"
+        wait = Wait(Deadline(60, "a test"), stall_s=0.1)
+        with pytest.raises(TimeoutError):
+            await _hear(wait, tokens=5)
+        assert not wait.overdue
+        assert wait.fault().kind == "stalled"
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_stream_that_drips_for_ever_is_ended() -> None:
+    """Tokens keep a stream alive beyond its deadline, and not beyond twelve times it; that uses up an attempt."""
+
+    async def story() -> None:
+        wait = Wait(Deadline(0.05, "a test"), stall_s=20)
+        started = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await _hear(wait, tokens=100_000)
+        assert time.monotonic() - started >= STREAM_DEADLINES * 0.05
+        fault = wait.fault()
+        assert (fault.kind, fault.counted) == ("timeout", True)
+        assert fault.message == "the stream had not ended after 12 times its deadline of 0.05 s (a test)"
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_worker_that_stood_still_reads_first_and_judges_then() -> None:
+    """What came while the process itself was stopped counts, though every timer has run out meanwhile."""
+
+    async def story() -> None:
+        server, client = asyncio.StreamReader(), Wait(Deadline(0.05, "a test"), stall_s=0.05)
+        async with client:
+            client.token()
+            asyncio.get_running_loop().call_later(0.01, server.feed_data, b"more")
+            time.sleep(LATE_S + 0.2)  # noqa: ASYNC251 - the loop stands still, which is the point
+            assert await server.read(9) == b"more"
+            client.token()
+
+    asyncio.run(asyncio.wait_for(story(), 30))

@@ -363,8 +363,7 @@ def test_connection_is_kept_and_marked() -> None:
             await client.complete(REQUEST)
             await client.complete(REQUEST)
             assert [seen.connection for seen in server.seen] == [1, 1]
-            session = client._link.pool._session
-            assert session is not None
+            session = client._link.pool._sessions[False]
             [(handler, _used)] = next(iter(session.connector._conns.values()))  # type: ignore[union-attr]
             sock = handler.transport.get_extra_info("socket")  # type: ignore[union-attr]
             assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0

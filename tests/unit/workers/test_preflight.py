@@ -91,6 +91,19 @@ def test_servers_that_cannot_be_used_are_told_apart() -> None:
     assert seen[3].context == 50
 
 
+def test_a_host_that_cannot_be_one_is_down_at_once() -> None:
+    """A name that no server can have is told as such, and is no silence."""
+    (seen,) = look(["http://gpu..cluster:8000"])
+    assert (seen.state, "label" in seen.words) == ("down", True)
+
+
+def test_what_was_seen_before_the_time_was_over_is_told() -> None:
+    """A server that lists its models and then says no more is up; what it is, is not known."""
+    with page_server({"/v1/models": {"data": [{"id": "m"}]}}, hangs_elsewhere=True) as url:
+        (seen,) = look([url], 1.0)
+    assert (seen.state, seen.models, seen.backend) == ("up", ["m"], None)
+
+
 def test_the_clock_of_a_server_is_compared() -> None:
     """The Date of its answer tells how far its clock is from ours; the simulated server tells none."""
     with page_server({"/v1/models": {"data": []}}, ahead_s=3600) as url:

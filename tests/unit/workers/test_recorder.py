@@ -96,7 +96,7 @@ def test_many_slots_share_one_fsync(
     fsyncs = _count_fsyncs(monkeypatch)
     with ledger.locked():
         futures = desk.put(ledger, *(pen(f"s{number}") for number in range(50)))
-        inbox = desk.recorder._writers[DATASET].inbox
+        inbox = desk.recorder._writers[DATASET, True].inbox
         wait_until(lambda: inbox.qsize() < 50, _WAIT_S, "a writer that has begun with the first")
         assert not any(future.done() for future in futures)
     assert all(future.result(_WAIT_S) for future in futures)
@@ -206,6 +206,22 @@ def test_a_worker_that_ends_on_a_full_disk_says_so(desk: Desk, ledger: Ledger) -
         desk.recorder.stop()
         with pytest.raises(StoreError, match="cannot grow"):
             future.result(_WAIT_S)
+
+
+def test_a_folder_of_turns_that_refuses_holds_back_no_record(desk: Desk, ledger: Ledger, folder: DatasetFolder) -> None:
+    """While turns of conversations cannot be written, finished records of the same dataset still are."""
+    with Ledger.open(folder.turns("f" * 16)) as turns:
+        turns.folder.lines(Kind.ACCEPTED).mkdir()
+        turn = Entry(DATASET, turns, pen("a#turn1"), Future(), ends_sample=False)
+        desk.recorder.put(turn)
+        wait_until(lambda: desk.recorder.stalled, what="a word on the folder of turns")
+        assert "Is a directory" in str(desk.recorder.stalled)
+        assert str(desk.recorder.stalled).endswith(" 1 finished turn of d waits in memory.")
+        assert desk.record(ledger, pen("b")) == [True]
+        assert (turn.recorded.done(), desk.recorder.holds(DATASET)) == (False, True)
+        turns.folder.lines(Kind.ACCEPTED).rmdir()
+        assert turn.recorded.result(_WAIT_S) is True
+        assert desk.recorder.stalled is None
 
 
 def test_steps_can_say_that_the_disk_is_full(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:

@@ -162,3 +162,21 @@ def test_without_the_library_the_sentence_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(UsageError, match=r"pip install 'promptmill\[train\]'"):
         load("any")
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered"),
+    [
+        ("", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+        ("no JSON", "no JSON"),
+        ("[" * 200_000, "[" * 200_000),
+    ],
+)
+def test_arguments_are_objects_where_they_can_be(given: object, rendered: object) -> None:
+    """A call without arguments has an empty object, as model servers give templates; what nobody can read stays."""
+    loaded = PlainByteTokenizer()
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": given}}
+    Tokenizer(loaded, "plain").render([{"role": "assistant", "content": "", "tool_calls": [call]}], None, {})
+    assert loaded.asked[0]["turns"][0]["tool_calls"][0]["function"]["arguments"] == rendered

@@ -216,6 +216,21 @@ def test_a_slow_stream_lives_beyond_the_deadline_of_a_silent_call() -> None:
     run(story())
 
 
+def test_a_stream_that_drips_for_ever_is_ended_at_the_server_too() -> None:
+    """Tokens that keep coming do not keep a call for ever: it ends at twelve times its deadline."""
+    drip = Rule(content="a" * 300, finish_reason="stop", chunk_tokens=1, chunk_delay_s=0.1)
+
+    async def story() -> None:
+        with ModelServer(default=drip) as server:
+            async with asking(server, request_timeout_s=0.75, stall_timeout_s=20) as client:
+                fault = await fault_of(client)
+                assert (fault.kind, fault.counted) == ("timeout", True)
+                assert "12 times its deadline of 0.75 s (MILL_REQUEST_TIMEOUT_S)" in fault.message
+                await until(lambda: server.aborted == 1)
+
+    run(story())
+
+
 def test_a_request_that_waits_for_its_turn_is_not_stalled() -> None:
     """Before the first token only the deadline counts: a full queue says nothing."""
 

@@ -35,5 +35,9 @@ def count(source: str, *, max_row_bytes: int) -> int | None:
 
 
 def _lines(path: Path) -> int:
+    lines, last = 0, b"\n"
     with path.open("rb") as stream:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(_CHUNK), b""))
+        while chunk := stream.read(_CHUNK):
+            lines += chunk.count(b"\n")
+            last = chunk[-1:]
+    return lines + (last != b"\n")

@@ -9,8 +9,15 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+
+
+def guarded(command: Sequence[str], folder: Path) -> list[str]:
+    """Return the command line that runs a command in a folder and ends with this process, even when that is killed."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(folder), *command]
 
 
 def main() -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
-import re
-import tomllib
 import urllib.parse
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import dotenv
 import pydantic
 import pydantic_settings
 from pydantic import Field, SecretStr
 
 from app import draws
 from app.errors import SettingError
+from app.model_url import base_url
 from app.places import Keys, StateDir
+from app.setting_words import explain
 from app.verdict import Rules
 
 ENV_PREFIX = "MILL_"
@@ -284,8 +282,6 @@ GROUPS: tuple[type[_Group], ...] = (
 )
 
 _Settings = TypeVar("_Settings", bound=_Group)
-_UNFIT_FOR_URL = re.compile(r"[\s\x00-\x1f\x7f]")
-"""White space and control characters."""
 
 
 def load(group: type[_Settings], **overrides: Any) -> _Settings:
@@ -297,36 +293,9 @@ def load(group: type[_Settings], **overrides: Any) -> _Settings:
     try:
         return group(**given)
     except pydantic.ValidationError as error:
-        raise SettingError(_explain(error)) from error
+        raise SettingError(explain(error, ENV_PREFIX)[0]) from error
     except (OSError, ValueError) as error:
         raise SettingError(f"The settings could not be read from .env or promptmill.toml: {error}.") from error
-
-
-def _explain(error: pydantic.ValidationError) -> str:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    name = str(found[0]["loc"][0]) if found[0]["loc"] else "settings"
-    # A setting that takes one of several kinds has an error of each.
-    of_first = [one for one in found if one["loc"][:1] == found[0]["loc"][:1]]
-    said = [_words_of(one["type"], str(one["msg"])) for one in of_first]
-    message = " or ".join(dict.fromkeys([said[0], *(one.removeprefix(_SHOULD_BE) for one in said[1:])]))
-    return f"{ENV_PREFIX}{name.upper()} cannot be used: {message[0].lower()}{message[1:]}."
-
-
-_SHOULD_BE = "Input should be "
-_PLAIN_WORDS = {
-    "dict_type": 'a JSON object, such as {"key": true}',
-    "float_parsing": "a number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "bool_parsing": "true or false",
-}
-"""What a value should be, by kind of error, where pydantic speaks of types and parsing."""
-
-
-def _words_of(kind: str, message: str) -> str:
-    if kind in _PLAIN_WORDS:
-        return _SHOULD_BE + _PLAIN_WORDS[kind]
-    return message.removeprefix("Value error, ")
 
 
 def secret_values() -> list[str]:
@@ -339,87 +308,6 @@ def secret_values() -> list[str]:
     urls = [*servers.model_urls, *([broker.redis_url.get_secret_value()] if broker.redis_url else [])]
     quoted = [url.rpartition("@")[0].rpartition("/")[2].partition(":")[2] for url in urls if "@" in url]
     return [*plain, *quoted, *(urllib.parse.unquote(one) for one in quoted)]
-
-
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return one sentence for each variable or file entry that no setting reads, with the nearest known name."""
-    known = {ENV_PREFIX + name.upper(): name for group in GROUPS for name in group.model_fields}
-    given = {name: name for name in (os.environ if environ is None else environ)}
-    given |= {name.upper(): f"{name} in .env" for name in _entries_of(Path(".env"), dotenv.dotenv_values)}
-    unknown = {name: shown for name, shown in given.items() if name.startswith(ENV_PREFIX) and name not in known}
-    sentences = [_unknown(shown, name, known) for name, shown in unknown.items()]
-    fields = sorted(known.values())
-    for key, value in _entries_of(_TOML, _read_toml).items():
-        if key.lower() not in fields and isinstance(value, dict):
-            sentences.append(
-                f"The table [{key}] in promptmill.toml has no effect; its keys belong at the top of the file, before "
-                "every table."
-            )
-        elif key.lower() not in fields:
-            name = key.lower().removeprefix(ENV_PREFIX.lower())
-            sentences.append(_unknown(f"{key} in promptmill.toml", name, fields))
-    return sorted(sentences)
-
-
-def unusable_values() -> list[str]:
-    """Return one sentence for each group of settings that cannot be used, about the first wrong value in it."""
-    sentences = []
-    for group in GROUPS:
-        try:
-            load(group)
-        except SettingError as error:
-            sentences.append(str(error))
-    return list(dict.fromkeys(sentences))
-
-
-def _unknown(shown: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
-    return f"{shown} is not a setting of promptmill and has no effect{hint}"
-
-
-_TOML = Path("promptmill.toml")
-
-
-def _read_toml(path: Path) -> Mapping[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def _entries_of(path: Path, read: Callable[[Path], Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the entries of a settings file; none where it is missing or unreadable, which `load` tells."""
-    try:
-        return read(path) if path.is_file() else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def base_url(url: str) -> str:
-    """Return a server's base URL without a trailing slash or `/v1`.
-
-    Raises ValueError for anything that is not http(s)://host.
-    """
-    text = url.strip().rstrip("/")
-    text = text.removesuffix("/v1").rstrip("/")
-    scheme, _, rest = text.partition("://")
-    if scheme not in {"http", "https"} or not rest.strip("/"):
-        shown = url.strip().rpartition("@")[2]  # what stands before it may be a password
-        raise ValueError(f"{shown!r} is not an http:// or https:// URL, such as http://127.0.0.1:8000/v1")
-    if _UNFIT_FOR_URL.search(text):
-        raise ValueError("a URL holds white space or a control character; put a comma between two servers' URLs")
-    if not _has_readable_host(text):
-        raise ValueError(
-            "a URL's host or port cannot be read; percent-encode special characters in its password (/ is %2F, "
-            "@ is %40) and put an IPv6 address into brackets"
-        )
-    return text
-
-
-def _has_readable_host(url: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        return bool(parts.hostname) and (parts.port is None or parts.port > 0) and "@" not in parts.path + parts.query
-    except ValueError:
-        return False
 
 
 def set_default_variable(name: str, value: str) -> None:
@@ -441,7 +329,7 @@ def generation_from_content(content: Mapping[str, Any]) -> GenerationSettings:
         known = {name: value for name, value in content.items() if name in GenerationSettings.model_fields}
         return _CarriedGenerationSettings(**known)
     except pydantic.ValidationError as error:
-        message = f"The dataset's settings do not fit this version of promptmill: {_explain(error)}"
+        message = f"The dataset's settings do not fit this version of promptmill: {explain(error, ENV_PREFIX)[0]}"
         raise SettingError(message) from error
 
 

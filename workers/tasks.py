@@ -13,7 +13,7 @@ import redis.exceptions
 from celery import signals
 from celery.exceptions import Reject
 
-from app import logs, settings
+from app import logs, setting_checks, settings
 from app.celery import EXTRACT_TASK, TASK, app
 from app.errors import MillError, SettingError, UsageError
 from app.records import Ticket
@@ -97,7 +97,7 @@ def start(sender: Any, **_signal: Any) -> None:
     try:
         _require_threads(sender)
         settings.load(settings.LogSettings)
-        for sentence in settings.unknown_variables():
+        for sentence in setting_checks.unknown_variables():
             logger.warning("%s", sentence)
         owner = f"{sender.hostname}/{secrets.token_hex(3)}"
         makes = ExtractMill if settings.load(settings.ExtractSettings).extract else Mill

@@ -10,7 +10,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 
-from app import broker, settings
+from app import broker, setting_checks, settings
 from app.broker import BrokerUrl, Client
 from app.errors import UsageError
 from app.ledger import Ledger
@@ -86,13 +86,13 @@ def check_settings() -> None:
 
 def warn_of_unknown_settings() -> None:
     """Tell of MILL_ variables that have no effect."""
-    for sentence in settings.unknown_variables():
+    for sentence in setting_checks.unknown_variables():
         note(sentence)
 
 
 def warn_of_unusable_settings() -> None:
     """Tell of settings whose values end the commands that read them; for commands that go on without them."""
-    for sentence in settings.unusable_values():
+    for sentence in setting_checks.unusable_values():
         note(sentence)
 
 

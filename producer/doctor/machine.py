@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from app import mounts, settings
+from app import mounts, setting_checks
 from app.errors import StoreError
 from app.ledger import Ledger
 from app.places import dataset_folder
@@ -23,7 +23,7 @@ _LOW_BYTES = 10**9
 
 def check_settings_names() -> Iterator[Check]:
     """Look for variables and file entries that no setting reads."""
-    unknown = settings.unknown_variables()
+    unknown = setting_checks.unknown_variables()
     for sentence in unknown:
         yield Check(Level.WARN, "settings.names", sentence)
     if not unknown:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from app.settings import WorkerSettings, child_environment, unknown_variables
+from app.setting_checks import unknown_variables
+from app.settings import WorkerSettings, child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 

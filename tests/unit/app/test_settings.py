@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app import settings
+from app import setting_checks, settings
 from app.errors import SettingError
 from app.settings import (
     BrokerSettings,
@@ -219,11 +219,11 @@ def test_settings_are_frozen() -> None:
 def test_unknown_variables_get_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     """A misspelt variable is told with the name it probably means; variables of others are left alone."""
     monkeypatch.setenv("MILL_MAX_INFLIGHT", "4")
-    assert settings.unknown_variables() == [
+    assert setting_checks.unknown_variables() == [
         "MILL_MAX_INFLIGHT is not a setting of promptmill and has no effect; did you mean MILL_MAX_IN_FLIGHT?"
     ]
-    assert settings.unknown_variables({"MILL_REDIS_URL": "x", "HOME": "/", "mill_model": "m"}) == []
-    assert settings.unknown_variables({"MILL_ZZZZZZZ": ""})[0].endswith("has no effect.")
+    assert setting_checks.unknown_variables({"MILL_REDIS_URL": "x", "HOME": "/", "mill_model": "m"}) == []
+    assert setting_checks.unknown_variables({"MILL_ZZZZZZZ": ""})[0].endswith("has no effect.")
 
 
 def test_carried_settings_ignore_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ def test_unknown_entries_of_files_are_told(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / ".env").write_text("MILL_MODEL_URL=http://a:1\nOTHER=1\n", encoding="utf-8")
     (tmp_path / "promptmill.toml").write_text("max_inflight = 3\nlease_s = 9\nMILL_TOP_K = 1\n", encoding="utf-8")
     useless = "is not a setting of promptmill and has no effect; did you mean"
-    assert settings.unknown_variables({"MILL_MODEL": "m"}) == [
+    assert setting_checks.unknown_variables({"MILL_MODEL": "m"}) == [
         f"MILL_MODEL_URL in .env {useless} MILL_MODEL_URLS?",
         f"MILL_TOP_K in promptmill.toml {useless} top_k?",
         f"max_inflight in promptmill.toml {useless} max_in_flight?",
@@ -295,7 +295,7 @@ def test_a_table_in_the_settings_file_is_told(tmp_path: Path, monkeypatch: pytes
     text = "[settings]\ntemperature = 0.5\n[chat_template_kwargs]\nenable_thinking = true\n"
     (tmp_path / "promptmill.toml").write_text(text, encoding="utf-8")
     assert settings.load(GenerationSettings).temperature is None
-    (told,) = settings.unknown_variables({})
+    (told,) = setting_checks.unknown_variables({})
     assert told == (
         "The table [settings] in promptmill.toml has no effect; its keys belong at the top of the file, before every "
         "table."
@@ -304,10 +304,14 @@ def test_a_table_in_the_settings_file_is_told(tmp_path: Path, monkeypatch: pytes
 
 def test_unusable_values_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong values are found in every group of settings, whichever a command reads."""
-    assert settings.unusable_values() == []
+    assert setting_checks.unusable_values() == []
     monkeypatch.setenv("MILL_STREAM", "yess")
+    monkeypatch.setenv("MILL_MAX_IN_FLIGHT", "0")
+    monkeypatch.setenv("MILL_REQUEST_TIMEOUT_S", "atuo")
     monkeypatch.setenv("MILL_TOP_K", "-3")
-    assert settings.unusable_values() == [
+    assert setting_checks.unusable_values() == [
+        "MILL_MAX_IN_FLIGHT cannot be used: input should be greater than or equal to 1.",
+        "MILL_REQUEST_TIMEOUT_S cannot be used: input should be a number or 'auto'.",
         "MILL_STREAM cannot be used: input should be true or false.",
         "MILL_TOP_K cannot be used: input should be greater than or equal to -1.",
     ]

@@ -131,7 +131,8 @@ class RemoteFeed:
             try:
                 with self._connection() as process:
                     hung = self._listen(process)
-                    code = None if hung else process.wait()
+                    # One that is listened to no longer would wait for ever for somebody to take what it writes.
+                    code = None if hung or self._ended.is_set() else process.wait()
             except OSError as error:
                 self._fail(f"{self._arguments[0]} could not be started: {error.strerror or error}.")
                 return

@@ -137,6 +137,24 @@ def test_a_lost_link_keeps_the_last_numbers(mill: Mill, ssh: Ssh, producer: Path
     assert after.picture.at > before.picture.at
 
 
+def test_a_closed_feed_leaves_no_connection(mill: Mill, ssh: Ssh, producer: Path) -> None:
+    """Whoever ends the monitor ends its ssh, also one that goes on writing."""
+    mill.enqueue(["one"])
+    feed = RemoteFeed(machine(ssh, producer), interval_s=0.2)
+    taken(feed, "picture")
+    feed.close()
+    group = int(ssh.pid.read_text(encoding="utf-8"))
+
+    def is_gone() -> bool:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    wait_until(is_gone, 20, "the end of the connection")
+
+
 @pytest.mark.slow
 def test_a_connection_that_hangs_is_made_anew(mill: Mill, ssh: Ssh, producer: Path, feeds: list[RemoteFeed]) -> None:
     """A view is given at once also while nothing comes, and a silent connection is given up and tried again."""

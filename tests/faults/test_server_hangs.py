@@ -38,7 +38,8 @@ def _status_text(mill: Mill) -> str:
 def test_a_hung_server_is_found_and_its_late_answers_are_kept(mill: Mill) -> None:
     """A server that stands still is told as hung within minutes; when it goes on, each request was sent once."""
     rows = prompts(120)
-    mill.env["MILL_MAX_ATTEMPTS"] = "1"
+    # A server that goes on may first close connections that it takes for idle ones, with requests unread in them.
+    mill.env["MILL_MAX_ATTEMPTS"] = "2"
     with ServerProcess(mill.logs, latency_s=0.5) as server:
         mill.env["MILL_MODEL_URLS"] = server.url
         mill.enqueue(rows)

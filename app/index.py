@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from app.errors import UnwritableError
+from app.file_state import FileState
 from app.records import Kind
 
 INDEX_VERSION = 1
@@ -56,16 +57,6 @@ class Entry(NamedTuple):
         if self.kind in {Kind.PENDING, Kind.REFUSED}:
             return False
         return self.kind is Kind.ACCEPTED or self.round >= round_
-
-
-class FileState(NamedTuple):
-    """A file as it was when it was last indexed."""
-
-    size: int = 0
-    mtime_ns: int = 0
-    inode: int = 0
-    tail: bytes = b""
-    """The last bytes before `size`: what a file that only grew still holds there."""
 
 
 class Tally(NamedTuple):

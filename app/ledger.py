@@ -16,14 +16,16 @@ import msgspec
 
 from app import exchange, jsonl
 from app.errors import DiskFullError, StoreError, UnwritableError
+from app.file_state import FileState
 from app.head import decode_head, is_record
-from app.index import CHUNK, Entry, FileState, Index, IndexTransaction, Totals
+from app.index import CHUNK, Entry, Index, IndexTransaction, Totals
 from app.lock import FolderLock
 from app.mounts import is_shared
 from app.places import DatasetFolder
 from app.records import Kind
 
-_TAIL_BYTES = 256
+_HEAD_BYTES = 256
+"""How far from its line's start an id ends at most, beside its own length."""
 _TOO_LITTLE_BYTES = 1024 * 1024
 """Free space below which whatever goes wrong is taken for want of space."""
 _Result = TypeVar("_Result")
@@ -174,7 +176,7 @@ class Ledger:
         if id_ is None:
             return jsonl.read_span(path, entry.offset, entry.length)
         data = jsonl.read_span(path, entry.offset, entry.length + 1) if path.exists() else b""
-        is_there = msgspec.json.encode(id_) in data[: len(id_) * 6 + _TAIL_BYTES]
+        is_there = msgspec.json.encode(id_) in data[: len(id_) * 6 + _HEAD_BYTES]
         if is_there and data.find(b"\n") == entry.length:
             return data[:-1]
         self.catch_up()
@@ -247,7 +249,7 @@ class Ledger:
             # The failed write was taken back, which changed the file's time but not its lines.
             with contextlib.suppress(OSError, sqlite3.Error), self._index.transaction() as change:
                 if path.stat().st_size == self._index.files().get(kind, FileState()).size:
-                    change.set_file(kind, _state(path), duplicates=0)
+                    change.set_file(kind, FileState.of(path), duplicates=0)
             raise
         rows, offset = [], appended.offset
         for pen in group:
@@ -256,7 +258,7 @@ class Ledger:
         try:
             with self._index.transaction() as change:
                 change.merge(rows)
-                change.set_file(kind, _state_after(path, appended, data), duplicates=0)
+                change.set_file(kind, FileState.after(path, appended, data), duplicates=0)
         except sqlite3.Error:
             self._index.close()  # the lines are durable; whoever looks next indexes them
 
@@ -311,10 +313,9 @@ class Ledger:
                 if kind in seen:
                     return self._rebuild()
                 continue
-            if (before.size, before.mtime_ns, before.inode) == (now.st_size, now.st_mtime_ns, now.st_ino):
+            if before.is_still(now):
                 continue
-            grown = before.inode == now.st_ino and before.size < now.st_size
-            if before.size and not (grown and _tail(path, before.size) == before.tail):
+            if before.size and not before.only_grew(path, now):
                 # Cut, edited or replaced by hand: nothing that the index says of it can be trusted.
                 return self._rebuild()
             with self._index.transaction() as change:
@@ -363,7 +364,7 @@ class Ledger:
                 duplicates += change.merge(rows)
                 rows.clear()
         duplicates += change.merge(rows)
-        change.set_file(kind, _state(path), duplicates=duplicates)
+        change.set_file(kind, FileState.of(path), duplicates=duplicates)
         return mended
 
 
@@ -387,21 +388,3 @@ def _can_append(path: Path) -> bool:
 
 def _may_write(path: Path) -> bool:
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _state(path: Path) -> FileState:
-    now = path.stat()
-    return FileState(now.st_size, now.st_mtime_ns, now.st_ino, _tail(path, now.st_size))
-
-
-def _state_after(path: Path, appended: jsonl.Appended, data: bytes) -> FileState:
-    """Return the file as it was when `data` had been appended, not as somebody may have edited it since."""
-    offset, now = appended
-    short = _TAIL_BYTES - len(data)
-    before = jsonl.read_span(path, max(0, offset - short), min(offset, short)) if short > 0 else b""
-    return FileState(now.st_size, now.st_mtime_ns, now.st_ino, before + data[-_TAIL_BYTES:])
-
-
-def _tail(path: Path, size: int) -> bytes:
-    begin = max(0, size - _TAIL_BYTES)
-    return jsonl.read_span(path, begin, size - begin)

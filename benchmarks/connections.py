@@ -32,7 +32,10 @@ _ANSWER_S = 3.0
 
 
 def measure(options: Options) -> Iterator[Figure]:
-    """Connect a thousand times at once, then use connections again at the moment that the server closes them."""
+    """Connect a thousand times at once, then use connections again at the moment that the server closes them.
+
+    At last with a client that keeps them longer, which no setting allows: its own limit is raised for that.
+    """
     with workplace() as folder, _server(folder, delay_s=_ANSWER_S) as url:
         failed = [asyncio.run(_first_requests(url)) for _ in range(options.repeat)]
     yield Figure(f"{_FIRST:,} first requests at once: failed", failed, at_most=0, digits=0)

@@ -135,13 +135,11 @@ def _version(program: Path) -> tuple[int, ...]:
 
 def _spawn(state: StateDir, program: Path, *, port: int, password: str) -> LocalBroker:
     folder = state.path.resolve() / "redis"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    settings = folder / "server.conf"
-    write_private(settings, _configuration(folder, port=port, password=password).encode())
+    settings = configure(folder, port=port, password=password)
     with processes.uninterrupted():
         process = processes.start(NAME, [str(program), str(settings)], log=log_path(state), env=child_environment())
         broker = LocalBroker(
-            url=f"redis://:{password}@127.0.0.1:{port}/0",
+            url=url_of(port, password),
             pid=process.pid,
             started=process.started,
             port=port,
@@ -149,6 +147,19 @@ def _spawn(state: StateDir, program: Path, *, port: int, password: str) -> Local
         )
         write_private(state.broker, msgspec.json.format(msgspec.json.encode(broker)) + b"\n")
     return broker
+
+
+def url_of(port: int, password: str) -> str:
+    """Return the URL of a server of our own."""
+    return f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def configure(folder: Path, *, port: int, password: str) -> Path:
+    """Write the configuration of a server that keeps its files in this folder, and return where it is."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    settings = folder / "server.conf"
+    write_private(settings, _configuration(folder, port=port, password=password).encode())
+    return settings
 
 
 def _configuration(folder: Path, *, port: int, password: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 import secrets
 import signal
 import sys
@@ -27,6 +28,11 @@ FLOWER_START_S = 60
 BESIDE_START_S = 60
 STOP_S = 10
 """Seconds in which Flower and what runs beside the workers must end, and the workers after their drain."""
+
+
+def slots_each(in_flight: int, workers: int) -> int:
+    """Return the slots of each worker where so many share the requests in flight."""
+    return math.ceil(in_flight / workers) + SPARE_SLOTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,8 +181,7 @@ class LocalServices:
             )
 
     def _slots(self, workers: int) -> int:
-        bound = self.server.max_in_flight * len(self.server.model_urls)
-        return -(-bound // max(workers, 1)) + SPARE_SLOTS
+        return slots_each(self.server.max_in_flight * len(self.server.model_urls), max(workers, 1))
 
     def _ensure_broker(self, before: Services) -> None:
         if self.broker.redis_url is not None:

@@ -42,7 +42,7 @@ class MissingTurns:
         )
 
 
-def makes_all_turns(known: Manifest | None) -> bool:
+def _makes_all_turns(known: Manifest | None) -> bool:
     """Tell whether the dataset was ever asked to make all turns of its conversations anew."""
     return known is not None and any(entry.content.get("turns") == "all" for entry in known.settings)
 
@@ -53,7 +53,7 @@ def missing_turns(ledger: Ledger) -> MissingTurns:
     Raises StoreError for a folder that cannot be used.
     """
     found = MissingTurns()
-    if not makes_all_turns(manifest.read(ledger)):
+    if not _makes_all_turns(manifest.read(ledger)):
         return found
     entries = ledger.entries(Kind.ACCEPTED)
     with TurnLines(ledger) as turns:

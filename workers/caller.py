@@ -21,7 +21,8 @@ from workers.inquest import Finding, Inquest
 
 logger = logging.getLogger(__name__)
 
-_KEPT_FAULTS = 16
+KEPT_FAULTS = 16
+"""Failed calls that a record tells of at most: the last ones."""
 _MAX_EXCUSED = 20
 """Faults that a sample may meet without using up an attempt because they are likely not its own."""
 _MAY_BE_THE_SERVERS = frozenset({FaultKind.SERVER_ERROR, FaultKind.CONNECTION_LOST})
@@ -78,7 +79,7 @@ class Outcome:
 
 
 @dataclasses.dataclass
-class _Tries:
+class Tries:
     """The failed calls of one sample so far."""
 
     started_at: float = dataclasses.field(default_factory=time.time)
@@ -129,7 +130,7 @@ class Caller:
         before a call with parameters that the server would not act on, Suspected when `on_death` says so, and Held
         instead of a call while `is_held` says so.
         """
-        tries = _Tries()
+        tries = Tries()
         avoid: Endpoint | None = None
         while True:
             endpoint = await self._endpoints.acquire(avoid)
@@ -156,10 +157,10 @@ class Caller:
                 await self._endpoints.pause(self._pause_s(fault, tries))
                 avoid = endpoint
                 continue
-            return _outcome(endpoint, request, tries, answer, fault, model=model)
+            return outcome_of(endpoint, request, tries, answer, fault, model=model)
 
     async def _call(
-        self, endpoint: Endpoint, request: Request, sample_id: str, tries: _Tries
+        self, endpoint: Endpoint, request: Request, sample_id: str, tries: Tries
     ) -> tuple[Answer | None, Fault | None]:
         """Call once and note how it went."""
         try:
@@ -176,7 +177,7 @@ class Caller:
         self._endpoints.succeeded(endpoint)
         return answer, None
 
-    async def _look_into(self, sample: Sample, tries: _Tries, fault: Fault, begun: _Begun) -> Finding:
+    async def _look_into(self, sample: Sample, tries: Tries, fault: Fault, begun: _Begun) -> Finding:
         """Return what became of the server; one that died in the call before may show it only now."""
         endpoint = begun.endpoint
         if fault.kind is FaultKind.CONNECT:
@@ -194,7 +195,7 @@ class Caller:
             self._endpoints.failed(endpoint, make_fault(FaultKind.CONNECT, f"it died: {fault.message}"), sample.id)
         return found
 
-    def _goes_on(self, sample: Sample, tries: _Tries, fault: Fault, begun: _Begun, found: Finding) -> bool:
+    def _goes_on(self, sample: Sample, tries: Tries, fault: Fault, begun: _Begun, found: Finding) -> bool:
         """Count the fault and tell whether the sample is asked once more."""
         if not fault.retry:
             return False
@@ -222,7 +223,7 @@ class Caller:
         )
         return goes_on
 
-    def _pause_s(self, fault: Fault, tries: _Tries) -> float:
+    def _pause_s(self, fault: Fault, tries: Tries) -> float:
         """Return how many seconds to wait before the next call."""
         if fault.kind in {FaultKind.STALE_CONNECTION, FaultKind.LOST}:
             return 0.0
@@ -248,10 +249,10 @@ def request_of(sample: Sample, generation: GenerationSettings, model: str | None
     )
 
 
-def _outcome(
+def outcome_of(
     endpoint: Endpoint,
     request: Request,
-    tries: _Tries,
+    tries: Tries,
     answer: Answer | None,
     fault: Fault | None,
     *,
@@ -264,7 +265,7 @@ def _outcome(
         endpoint=endpoint.shown,
         protocol=endpoint.client.name,
         attempts=tries.calls,
-        faults=tries.faults[-_KEPT_FAULTS:],
+        faults=tries.faults[-KEPT_FAULTS:],
         started_at=tries.started_at,
         finished_at=time.time(),
         latency_s=answer.latency_s if answer else None,
@@ -275,7 +276,7 @@ def _outcome(
     )
 
 
-def _its_own(fault: Fault, tries: _Tries, endpoint: Endpoint) -> Fault:
+def _its_own(fault: Fault, tries: Tries, endpoint: Endpoint) -> Fault:
     """Return the fault as the sample's own where a server refuses this request alone, as a gateway's filter does.
 
     That shows when it is refused once more although calls were answered that began after its first refusal.
@@ -288,7 +289,7 @@ def _its_own(fault: Fault, tries: _Tries, endpoint: Endpoint) -> Fault:
     return dataclasses.replace(fault, scope=Scope.SAMPLE, counted=True)
 
 
-def _counts(fault: Fault, tries: _Tries, *, sick: bool) -> bool:
+def _counts(fault: Fault, tries: Tries, *, sick: bool) -> bool:
     """Tell whether the fault of a server that is there uses up an attempt, excusing a bounded number.
 
     Excused is what is likely not the sample's. A server that calls its engine dead and is there all the same may say

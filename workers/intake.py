@@ -174,21 +174,12 @@ class Intake:
         while (left := until - time.monotonic()) > 0 and not self._stopping():
             time.sleep(min(left, _LOOK_ROUND_S))
 
-    def open(self, dataset: str) -> Ledger:
+    def open(self, dataset: str, *, turns: str | None = None) -> Ledger:
         """Return the dataset's ledger, caught up when it is opened.
 
+        `turns`: the one of its conversations' turns instead that were asked with the settings of that fingerprint.
         Raises StoreError when the folder cannot be used; slots that wait for one that tries hear the same.
         """
-        return self._open(dataset, None)
-
-    def open_turns(self, dataset: str, fingerprint: str) -> Ledger:
-        """Return the ledger that remembers turns of the dataset's conversations, asked with those settings.
-
-        Raises StoreError as `open` does.
-        """
-        return self._open(dataset, fingerprint)
-
-    def _open(self, dataset: str, turns: str | None) -> Ledger:
         door = self._doors.setdefault((dataset, turns), _Door())
         if door.ledger is not None:
             return door.ledger

@@ -13,11 +13,9 @@ from app.ledger import Pen
 from app.records import Completion, Kind, Record, Sample, Turn, Verdict, encode_line, sample_seed
 from app.settings import GenerationSettings
 from app.verdict import Rules, earlier_tokens, judge
-from workers.caller import Outcome
+from workers.caller import KEPT_FAULTS, Outcome
 from workers.conversation import Conversation
 from workers.faults import FaultKind, make_fault
-
-_KEPT_FAULTS = 16
 
 _FROM_COMPLETION = (
     "reasoning",
@@ -128,7 +126,7 @@ def make_conversation_record(
         round=sample.round,
         notes=[*last.notes, *conversation.notes],
         attempts=sum(turn.attempts for turn in turns) + (lost.attempts if lost else 0),
-        faults=faults[-_KEPT_FAULTS:],
+        faults=faults[-KEPT_FAULTS:],
         started_at=turns[0].started_at,
         finished_at=lost.finished_at if lost else last.finished_at,
         latency_s=sum(turn.latency_s or 0.0 for turn in turns),

@@ -40,8 +40,6 @@ class Entry(NamedTuple):
     latency_s: float | None = None
     """Seconds of the answered call; None where none was answered."""
     prompt_tokens: int = 0
-    ends_sample: bool = True
-    """Whether it is a sample's record, of which Redis hears; a turn of a conversation is none."""
 
 
 class _News(NamedTuple):
@@ -66,8 +64,7 @@ class _Stall(NamedTuple):
 class Recorder:
     """Writes what has come in since the last write; there is no timer.
 
-    Each dataset has a thread of its own, and one for the turns of its conversations: a folder of turns that takes
-    nothing holds back no sample's record.
+    Each folder has a thread of its own: one, also one of turns, that takes nothing holds back no other's records.
     """
 
     def __init__(self, books: Queue, *, on_stall: Callable[[str | None], None]) -> None:
@@ -75,7 +72,7 @@ class Recorder:
         self._books = books
         self._on_stall = on_stall
         self._lock = threading.Lock()
-        self._writers: dict[tuple[str, bool], _Writer] = {}
+        self._writers: dict[Ledger, _Writer] = {}
         self._stopping = threading.Event()
         self._stalls: dict[tuple[str, str], _Stall] = {}
 
@@ -105,10 +102,10 @@ class Recorder:
     def put(self, entry: Entry) -> None:
         """Hand a record over; its future is resolved when it is durable."""
         with self._lock:
-            key = entry.dataset, entry.ends_sample
-            writer = self._writers.get(key)
+            writer = self._writers.get(entry.ledger)
             if writer is None:
-                writer = self._writers[key] = _Writer(*key, self._books, self, self._stopping)
+                writer = _Writer(entry.dataset, entry.ledger, self._books, self, self._stopping)
+                self._writers[entry.ledger] = writer
         writer.inbox.put(entry)
 
     def give_up(self) -> None:
@@ -161,35 +158,32 @@ class Recorder:
 
 
 class _Writer:
-    """Writes one dataset's records or turns, so that its folder's trouble holds back no other's."""
+    """Writes one folder's lines: a dataset's records, of which Redis hears, or turns of its conversations."""
 
     def __init__(
-        self,
-        dataset: str,
-        ends_samples: bool,
-        books: Queue,
-        recorder: Recorder,
-        stopping: threading.Event,
+        self, dataset: str, ledger: Ledger, books: Queue, recorder: Recorder, stopping: threading.Event
     ) -> None:
         self._dataset = dataset
-        self._step = "write" if ends_samples else "write turns"
-        self._noun = "record" if ends_samples else "turn"
+        self._ledger = ledger
+        self._of_turns = ledger.folder.holds_turns
+        self._step = f"write {ledger.folder.path}"
+        self._noun = "turn" if self._of_turns else "record"
         self._books = books
         self._recorder = recorder
         self._stopping = stopping
         self.inbox: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._untold: list[_News] = []
-        self._revision: Revision | None = None
+        self._revision = None if self._of_turns else Revision(ledger)
         self.thread = threading.Thread(target=self._run, name=f"mill-recorder-{self._noun}s-{dataset}", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         while True:
             group, ended = self._next_group()
-            by_file: dict[tuple[Ledger, Kind], list[Entry]] = {}
+            by_kind: dict[Kind, list[Entry]] = {}
             for entry in group:
-                by_file.setdefault((entry.ledger, entry.pen.kind), []).append(entry)
-            for entries in by_file.values():
+                by_kind.setdefault(entry.pen.kind, []).append(entry)
+            for entries in by_kind.values():
                 self._record(entries)
             if self._untold:
                 untold, self._untold = self._untold, []
@@ -227,17 +221,19 @@ class _Writer:
             logger.exception("dataset %s: %d %ss could not be written", dataset, len(entries), self._noun)
             self._fail(entries, error)
             return
-        news = _News(dataset, [], {})
+        if not self._of_turns:
+            self._tell([self._news(entries, committed)])
+        for entry, fresh in zip(entries, committed.new, strict=True):
+            entry.recorded.set_result(fresh)
+
+    def _news(self, entries: list[Entry], committed: Committed) -> _News:
+        news = _News(self._dataset, [], {})
         for entry, pen, fresh in zip(entries, committed.pens, committed.new, strict=True):
-            if not entry.ends_sample:
-                continue
             if fresh:
                 news.done.append(Done(pen.id, pen.kind, pen.tokens, entry.prompt_tokens, entry.latency_s, pen.round))
             else:
                 news.known[pen.id] = pen.round
-        self._tell([news])
-        for entry, fresh in zip(entries, committed.new, strict=True):
-            entry.recorded.set_result(fresh)
+        return news
 
     @staticmethod
     def _fail(entries: list[Entry], error: Exception) -> None:
@@ -249,13 +245,10 @@ class _Writer:
 
         Raises StoreError when the worker is told to end meanwhile.
         """
-        pens, ledger = [entry.pen for entry in entries], entries[0].ledger
-        if self._revision is None and entries[0].ends_sample:
-            self._revision = Revision(ledger)
-        revise = self._revision if entries[0].ends_sample else None
+        pens = [entry.pen for entry in entries]
         while True:
             try:
-                committed = ledger.commit(pens, revise=revise)
+                committed = self._ledger.commit(pens, revise=self._revision)
             except StoreError as error:
                 more = f" {len(pens)} finished {self._noun}s of {self._dataset} wait in memory."
                 if len(pens) == 1:

@@ -44,9 +44,10 @@ class Tokenizer:
         self.name = name
         self._loaded = loaded
         template = loaded.chat_template
-        text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
-        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_CHARS]
-        """16 hex digits of the SHA-256 over the chat template."""
+        self.fingerprint = template_fingerprint(
+            template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+        )
+        """That of the chat template."""
         self.end_ids = _end_ids(loaded)
         """The ids that end an answer."""
 
@@ -143,6 +144,11 @@ def read_tokenizer(name: str, **options: Any) -> Any:
         return transformers.AutoTokenizer.from_pretrained(name, **options)
     except Exception as error:  # tokenizers raises bare ones, the hub's client those of half a dozen libraries
         raise TokenizerUnusableError(_in_one_line(error)) from error
+
+
+def template_fingerprint(text: str) -> str:
+    """Return 16 hex digits of the SHA-256 over a chat template."""
+    return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_CHARS]
 
 
 def _end_ids(loaded: Any) -> frozenset[int]:

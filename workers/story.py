@@ -157,7 +157,7 @@ class Story:
     def _dialogue(self, job: _Job, *, catch_up: bool) -> Dialogue:
         """Return the conversation as far as it is durable. Raises StoreError."""
         sample = job.sample
-        turns = self._intake.open_turns(job.dataset, sample.settings)
+        turns = self._intake.open(job.dataset, turns=sample.settings)
         if catch_up:
             tell(turns.catch_up())
         memory = TurnMemory(job.dataset, sample, turns, self._recorder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -17,9 +18,6 @@ from workers.outcomes import make_pen
 from workers.recorder import Entry, Recorder
 
 logger = logging.getLogger(__name__)
-
-_PAGE = 16
-"""Turns that are looked up at once."""
 
 _decode_record = msgspec.json.Decoder(Record).decode
 
@@ -51,18 +49,11 @@ class TurnMemory:
 
         Raises StoreError.
         """
-        first = 1
-        while True:
-            ids = [turn_id(self._sample.id, number) for number in range(first, first + _PAGE)]
-            entries = self._ledger.look_up(ids)
-            for id_ in ids:
-                if id_ not in entries:
-                    return
-                try:
-                    yield _decode_record(self._ledger.read(entries[id_], id_))
-                except (msgspec.DecodeError, UnicodeDecodeError):
-                    return
-            first += _PAGE
+        for number in itertools.count(1):
+            turn = self._read(turn_id(self._sample.id, number))
+            if turn is None:
+                return
+            yield turn
 
     async def keep(self, record: Record) -> Record:
         """Make an accepted turn durable; return it, or the one that another worker wrote before in its place.
@@ -70,7 +61,7 @@ class TurnMemory:
         A line with its id that cannot be used stays as it is, and the turn is not durable then. Raises StoreError.
         """
         recorded: Future[bool] = Future()
-        self._recorder.put(Entry(self._dataset, self._ledger, make_pen(record), recorded, ends_sample=False))
+        self._recorder.put(Entry(self._dataset, self._ledger, make_pen(record), recorded))
         # The writer goes on when the sample is handed back meanwhile.
         is_new = await asyncio.shield(asyncio.wrap_future(recorded))
         there = record if is_new else await asyncio.to_thread(self._read, record.id)
@@ -87,6 +78,7 @@ class TurnMemory:
         return record
 
     def _read(self, id_: str) -> Record | None:
+        """Return the durable turn with that id; None where it is not there or cannot be read. Raises StoreError."""
         entry = self._ledger.look_up([id_]).get(id_)
         if entry is None:
             return None

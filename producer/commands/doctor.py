@@ -9,9 +9,8 @@ import msgspec
 import typer
 
 from app.errors import EXIT_INCOMPLETE, UsageError
-from producer.commands import reading
+from producer.commands import asking, reading
 from producer.commands.common import check_settings, note, say
-from producer.commands.typed import json_object, load_typed
 from producer.dedupe import Dedupe
 from producer.texts import counted
 
@@ -54,31 +53,27 @@ def doctor(
     filters: list[str] | None = reading.FILTER,
     limit: int | None = reading.LIMIT,
     dedupe: Dedupe = reading.DEDUPE,
-    samples_per_prompt: int = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times."),
+    samples_per_prompt: int = reading.SAMPLES_PER_PROMPT,
     system: str | None = reading.SYSTEM,
     drop_system: bool = reading.DROP_SYSTEM,
-    model: str | None = typer.Option(None, help="The model's name for the server."),
-    max_tokens: int | None = typer.Option(None, help="The longest answer in tokens. [MILL_MAX_TOKENS, else 8192]"),
-    temperature: str | None = typer.Option(None, metavar="NUMBER", help="Sampling temperature."),
-    top_p: str | None = typer.Option(None, metavar="NUMBER", help="Nucleus sampling."),
-    top_k: int | None = typer.Option(None, help="Top-k sampling."),
-    min_p: float | None = typer.Option(None, help="Min-p sampling."),
-    repetition_penalty: float | None = typer.Option(None, help="Repetition penalty."),
-    presence_penalty: float | None = typer.Option(None, help="Presence penalty."),
-    frequency_penalty: float | None = typer.Option(None, help="Frequency penalty."),
-    stop: list[str] | None = typer.Option(None, help="A stop string; may be repeated."),
-    seed: int | None = typer.Option(None, help="The run's seed."),
-    reasoning_effort: str | None = typer.Option(None, metavar="WORD", help="Reasoning effort."),
-    chat_template_kwargs: str | None = typer.Option(None, metavar="JSON", help="Options of the chat template."),
-    extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of the request."),
-    min_completion_tokens: int | None = typer.Option(None, help="Reject answers with fewer tokens."),
-    keep_truncated: bool | None = typer.Option(
-        None, "--keep-truncated/--no-keep-truncated", help="Accept cut answers."
-    ),
-    allow_think_leak: bool | None = typer.Option(
-        None, "--allow-think-leak/--no-allow-think-leak", help="Accept answers with a think tag in their content."
-    ),
-    max_repetition: float | None = typer.Option(None, metavar="SHARE", help="Reject answers that repeat themselves."),
+    model: str | None = asking.MODEL,
+    max_tokens: int | None = asking.MAX_TOKENS,
+    temperature: str | None = asking.TEMPERATURE,
+    top_p: str | None = asking.TOP_P,
+    top_k: int | None = asking.TOP_K,
+    min_p: float | None = asking.MIN_P,
+    repetition_penalty: float | None = asking.REPETITION_PENALTY,
+    presence_penalty: float | None = asking.PRESENCE_PENALTY,
+    frequency_penalty: float | None = asking.FREQUENCY_PENALTY,
+    stop: list[str] | None = asking.STOP,
+    seed: int | None = asking.SEED,
+    reasoning_effort: str | None = asking.REASONING_EFFORT,
+    chat_template_kwargs: str | None = asking.CHAT_TEMPLATE_KWARGS,
+    extra_body: str | None = asking.EXTRA_BODY,
+    min_completion_tokens: int | None = asking.MIN_COMPLETION_TOKENS,
+    keep_truncated: bool | None = asking.KEEP_TRUNCATED,
+    allow_think_leak: bool | None = asking.ALLOW_THINK_LEAK,
+    max_repetition: float | None = asking.MAX_REPETITION,
     turns: str | None = typer.Option(None, metavar="WHICH", help="last, or all, of which only the last one is asked."),
 ) -> None:
     """Find what would waste a run before its first request."""
@@ -86,7 +81,7 @@ def doctor(
     from producer.doctor.render import show
 
     check_settings()
-    generation = load_typed(
+    generation = asking.generation_of(
         model=model,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -96,11 +91,11 @@ def doctor(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        stop=tuple(stop) if stop else None,
+        stop=stop,
         seed=seed,
         reasoning_effort=reasoning_effort,
-        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
-        extra_body=json_object("--extra-body", extra_body),
+        chat_template_kwargs=chat_template_kwargs,
+        extra_body=extra_body,
         system=system,
         min_completion_tokens=min_completion_tokens,
         keep_truncated=keep_truncated,

@@ -15,9 +15,8 @@ from app.errors import EXIT_INCOMPLETE, EXIT_INTERRUPTED
 from app.places import refuse_extraction
 from app.records import Kind
 from app.settings import QueueSettings
-from producer.commands import reading
+from producer.commands import asking, reading
 from producer.commands.common import Bench, ProgressLine, check_settings, interruption, note, open_bench, say
-from producer.commands.typed import json_object, load_typed
 from producer.dedupe import Dedupe
 from producer.texts import counted
 
@@ -78,42 +77,32 @@ def enqueue(
     shuffle: int | None = reading.SHUFFLE,
     limit: int | None = reading.LIMIT,
     dedupe: Dedupe = reading.DEDUPE,
-    samples_per_prompt: int = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times."),
+    samples_per_prompt: int = reading.SAMPLES_PER_PROMPT,
     retry_failed: bool | None = RETRY_FAILED,
     retry_rejected: bool = typer.Option(False, "--retry-rejected", help="Ask rejected samples again."),
     new_settings: bool = typer.Option(
         False, "--new-settings", help="Go on with other settings than before; waiting samples get them too."
     ),
-    model: str | None = typer.Option(None, help="The model's name for the server."),
-    max_tokens: int | None = typer.Option(None, help="The longest answer in tokens. [MILL_MAX_TOKENS, else 8192]"),
-    temperature: str | None = typer.Option(
-        None, metavar="NUMBER", help="Sampling temperature; a range (0.6..1.0) or choices (0.6:1,1.0:3) to draw from."
-    ),
-    top_p: str | None = typer.Option(None, metavar="NUMBER", help="Nucleus sampling; a number, a range or choices."),
-    top_k: int | None = typer.Option(None, help="Top-k sampling."),
-    min_p: float | None = typer.Option(None, help="Min-p sampling."),
-    repetition_penalty: float | None = typer.Option(None, help="Repetition penalty."),
-    presence_penalty: float | None = typer.Option(None, help="Presence penalty."),
-    frequency_penalty: float | None = typer.Option(None, help="Frequency penalty."),
-    stop: list[str] | None = typer.Option(None, help="A stop string; may be repeated."),
-    seed: int | None = typer.Option(None, help="The run's seed; each sample's own is derived from it and its id."),
-    reasoning_effort: str | None = typer.Option(
-        None, metavar="WORD", help="Reasoning effort, as the server names it; or choices (low:1,medium:2,high:1)."
-    ),
-    chat_template_kwargs: str | None = typer.Option(None, metavar="JSON", help="Options of the chat template."),
-    extra_body: str | None = typer.Option(None, metavar="JSON", help="More fields of the request."),
+    model: str | None = asking.MODEL,
+    max_tokens: int | None = asking.MAX_TOKENS,
+    temperature: str | None = asking.TEMPERATURE,
+    top_p: str | None = asking.TOP_P,
+    top_k: int | None = asking.TOP_K,
+    min_p: float | None = asking.MIN_P,
+    repetition_penalty: float | None = asking.REPETITION_PENALTY,
+    presence_penalty: float | None = asking.PRESENCE_PENALTY,
+    frequency_penalty: float | None = asking.FREQUENCY_PENALTY,
+    stop: list[str] | None = asking.STOP,
+    seed: int | None = asking.SEED,
+    reasoning_effort: str | None = asking.REASONING_EFFORT,
+    chat_template_kwargs: str | None = asking.CHAT_TEMPLATE_KWARGS,
+    extra_body: str | None = asking.EXTRA_BODY,
     system: str | None = reading.SYSTEM,
     drop_system: bool = reading.DROP_SYSTEM,
-    min_completion_tokens: int | None = typer.Option(None, help="Reject answers with fewer tokens."),
-    keep_truncated: bool | None = typer.Option(
-        None, "--keep-truncated/--no-keep-truncated", help="Accept answers cut at --max-tokens."
-    ),
-    allow_think_leak: bool | None = typer.Option(
-        None, "--allow-think-leak/--no-allow-think-leak", help="Accept answers with a think tag in their content."
-    ),
-    max_repetition: float | None = typer.Option(
-        None, metavar="SHARE", help="Reject answers of which more repeats itself; 0.5 finds loops."
-    ),
+    min_completion_tokens: int | None = asking.MIN_COMPLETION_TOKENS,
+    keep_truncated: bool | None = asking.KEEP_TRUNCATED,
+    allow_think_leak: bool | None = asking.ALLOW_THINK_LEAK,
+    max_repetition: float | None = asking.MAX_REPETITION,
     turns: str | None = typer.Option(
         None, metavar="WHICH", help="last, or all: every assistant turn is made anew, in order. [last]"
     ),
@@ -125,7 +114,7 @@ def enqueue(
 
     refuse_extraction(dataset)
     check_settings()
-    generation = load_typed(
+    generation = asking.generation_of(
         model=model,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -135,11 +124,11 @@ def enqueue(
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
-        stop=tuple(stop) if stop else None,
+        stop=stop,
         seed=seed,
         reasoning_effort=reasoning_effort,
-        chat_template_kwargs=json_object("--chat-template-kwargs", chat_template_kwargs),
-        extra_body=json_object("--extra-body", extra_body),
+        chat_template_kwargs=chat_template_kwargs,
+        extra_body=extra_body,
         system=system,
         min_completion_tokens=min_completion_tokens,
         keep_truncated=keep_truncated,

@@ -1,4 +1,4 @@
-"""The options that say how an input is read, the same for `enqueue` and `preview`."""
+"""The options that say how an input is read, the same for `enqueue`, `preview`, `doctor` and `rehearse`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ SHUFFLE: Any = typer.Option(
     None, metavar="SEED", help="Read the rows in an order made of this seed; with --limit an even choice of all."
 )
 LIMIT: Any = typer.Option(None, min=1, help="Read at most this many rows, of those that --filter leaves.")
+SAMPLES_PER_PROMPT: Any = typer.Option(1, min=1, max=1000, help="Ask each prompt this many times.")
 SYSTEM: Any = typer.Option(None, help="A system prompt for samples that have none.")
 DROP_SYSTEM: Any = typer.Option(False, "--drop-system", help="Leave the rows' own system prompts out.")
 DEDUPE: Any = typer.Option(

@@ -14,9 +14,8 @@ import typer
 from app import settings
 from app.errors import EXIT_INTERRUPTED, UsageError
 from app.settings import QueueSettings, ServerSettings, WorkerSettings
-from producer.commands import reading
+from producer.commands import asking, reading
 from producer.commands.common import ProgressLine, note, say, warn_of_unknown_settings
-from producer.commands.typed import load_typed
 
 REHEARSE_HELP = """Run a part of SOURCE against a simulated model server, to size the real run before a GPU is rented.
 
@@ -46,7 +45,7 @@ def rehearse(
     shuffle: int | None = reading.SHUFFLE,
     limit: int = typer.Option(500, min=1, help="Rehearse at most this many rows."),
     rows: int | None = typer.Option(None, min=1, help="Rows of the whole run. [those of a file, where that is cheap]"),
-    max_tokens: int | None = typer.Option(None, help="The longest answer in tokens. [MILL_MAX_TOKENS, else 8192]"),
+    max_tokens: int | None = asking.MAX_TOKENS,
     max_in_flight: int | None = typer.Option(None, help="Requests in flight. [MILL_MAX_IN_FLIGHT, else 128]"),
     workers: int = typer.Option(1, min=1, max=64, help="Worker processes."),
     mean_tokens: float = typer.Option(800.0, help="Tokens of an answer on average, before --max-tokens cuts it."),
@@ -77,7 +76,8 @@ def rehearse(
     )
     if keep is not None:
         check_keep(keep)
-    generation, server = load_typed(max_tokens=max_tokens), settings.load(ServerSettings, max_in_flight=max_in_flight)
+    generation = asking.generation_of(max_tokens=max_tokens)
+    server = settings.load(ServerSettings, max_in_flight=max_in_flight)
     if generation.turns != "last":
         raise UsageError(
             f"MILL_TURNS={generation.turns} cannot be rehearsed: a sample would be several requests; unset it."

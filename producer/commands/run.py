@@ -300,7 +300,7 @@ def _plan_row(planned: Planned, opened: Opened | MillError) -> tuple[str, ...]:
 
 
 def _wishes(recipe: Recipe, number: int, wanted: Export, *, overwrite: bool) -> exports.Wishes:
-    """Return what an export's table asks for. Raises UsageError, which names the wanted."""
+    """Return what an export's table asks for. Raises UsageError, which names the table."""
     wishes = exports.Wishes(
         form=wanted.format,
         output=recipe.beside(wanted.output),

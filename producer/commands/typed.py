@@ -1,28 +1,11 @@
-"""Generation settings as they are typed on the command line."""
+"""JSON as it is typed on the command line."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from app import settings
 from app.errors import SettingError
-from app.settings import GenerationSettings
-
-
-def load_typed(**options: Any) -> GenerationSettings:
-    """Read the generation settings, what was typed first.
-
-    Raises SettingError, which names a wrong value as it was given: by its option or by its variable.
-    """
-    try:
-        return settings.load(GenerationSettings, **options)
-    except SettingError as error:
-        variable, separator, rest = str(error).partition(" cannot be used")
-        name = variable.removeprefix(settings.ENV_PREFIX).lower()
-        if separator and options.get(name) is not None:
-            raise SettingError(f"--{name.replace('_', '-')}{separator}{rest}") from error
-        raise
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from app import broker, settings
 from app.errors import SettingError
 from app.preflight import CANARY, Job, Report
@@ -14,8 +16,8 @@ from producer.doctor.checks import Check, Level
 from producer.doctor.choice import Chosen
 from producer.doctor.estimate import Estimate, estimate
 from producer.doctor.looking import Look, LookFailedError
+from producer.doctor.recorded import Field
 from producer.doctor.redis_checks import check_redis
-from producer.doctor.render import Findings
 from producer.doctor.servers import check_servers
 from producer.texts import counted
 
@@ -29,6 +31,21 @@ _ROUNDS = 3
 """Canaries one after the other, at least: the built-in one, and the same with thinking on and off."""
 _NAME = "doctor"
 _LAST_TURN = "of conversations whose turns are all made anew only the last turn is asked; there is no estimate."
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the doctor found."""
+
+    ok: bool
+    """Whether nothing failed."""
+    checks: list[Check]
+    recorded: list[Field]
+    """What records will hold; empty where no canary was answered."""
+    canaries: dict[str, int]
+    """How many canaries were accepted, rejected or failed, with the reason."""
+    source: str | None
+    """How the canaries were drawn; None without a source."""
+    estimate: Estimate | None
 
 
 def examine(

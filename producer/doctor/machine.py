@@ -32,7 +32,7 @@ def check_settings_names() -> Iterator[Check]:
 
 def check_folder(store: StoreSettings, dataset: str | None) -> Iterator[Check]:
     """Look whether results can be written, without leaving anything behind."""
-    folder = existing(store.prepared_dir)
+    folder = _existing(store.prepared_dir)
     try:
         _write_and_remove(folder)
         if dataset is not None and (place := dataset_folder(store.prepared_dir, dataset)).path.is_dir():
@@ -47,7 +47,7 @@ def check_folder(store: StoreSettings, dataset: str | None) -> Iterator[Check]:
         yield Check(Level.NOTE, "disk.shared", f"{store.prepared_dir} {words}")
 
 
-def existing(folder: Path) -> Path:
+def _existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
     path = folder.absolute()
     while not path.is_dir() and path != path.parent:
@@ -65,7 +65,7 @@ def _write_and_remove(folder: Path) -> None:
 
 def check_space(store: StoreSettings, needed: tuple[float, float] | None) -> Iterator[Check]:
     """Compare the free space with the bytes that the run is estimated to need, least and most; None: not known."""
-    folder = existing(store.prepared_dir)
+    folder = _existing(store.prepared_dir)
     free = shutil.disk_usage(folder).free
     told = f"{size(free)} are free at {folder}"
     if needed is not None and needed[0] > free:

@@ -21,14 +21,9 @@ class Field(msgspec.Struct, frozen=True):
     """Where it comes from; why it is null where none has it."""
 
 
-def answered(report: Report) -> list[Canary]:
-    """Return the canaries that were answered, those of every server."""
-    return [one for server in report.servers for one in server.canaries if one.verdict != "failed"]
-
-
 def fields(report: Report) -> list[Field]:
     """Return the fields that depend on the server; none where nothing was answered."""
-    answers = answered(report)
+    answers = [one for server in report.servers for one in server.canaries if one.verdict != "failed"]
     if not answers:
         return []
 

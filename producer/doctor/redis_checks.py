@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from app import broker
 from app.broker import BrokerUrl
+from app.clock import RedisClock
 from app.errors import BrokerError
 from app.room import FULL
 from producer.doctor.checks import Check, Level
@@ -23,9 +24,9 @@ def check_redis(url: BrokerUrl) -> Iterator[Check]:
     try:
         with broker.translated(url), contextlib.closing(broker.connect_for_command(url)) as client:
             found = cast("Mapping[str, Any]", client.info())
-            before = time.time()
-            seconds, microseconds = client.time()
-            ahead_s = seconds + microseconds / 1e6 - (before + time.time()) / 2
+            redis_clock = RedisClock()
+            redis_clock.ask(client)
+            ahead_s = redis_clock.now() - time.time()
     except BrokerError as error:
         yield Check(Level.FAIL, "redis.reachable", str(error))
         return

@@ -1,4 +1,4 @@
-"""The doctor's findings for people, 80 columns wide or in a terminal's table, and for machines as JSON."""
+"""The doctor's findings for people, 80 columns wide or in a terminal's table."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from producer.doctor.checks import Check, Level
 from producer.doctor.estimate import Estimate, Spread
+from producer.doctor.examine import Findings
 from producer.doctor.recorded import Field
 from producer.interval import Range
 from producer.measures import duration, size
@@ -18,21 +17,6 @@ from producer.texts import counted, harmless
 _COLUMNS = 80
 _LEVEL_CHARS = 6
 _STYLES = {Level.OK: "green", Level.NOTE: "dim", Level.WARN: "yellow", Level.FAIL: "bold red"}
-
-
-class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the doctor found."""
-
-    ok: bool
-    """Whether nothing failed."""
-    checks: list[Check]
-    recorded: list[Field]
-    """What records will hold; empty where no canary was answered."""
-    canaries: dict[str, int]
-    """How many canaries were accepted, rejected or failed, with the reason."""
-    source: str | None
-    """How the canaries were drawn; None without a source."""
-    estimate: Estimate | None
 
 
 def show(findings: Findings) -> None:

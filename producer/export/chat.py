@@ -8,15 +8,11 @@ from typing import Any
 import msgspec
 
 from producer.export.base import CannotExpressError, Head, LeftOut
+from producer.turn_lines import TurnPlace
 
 _REASONING_KEYS = ("reasoning_content", "reasoning")
 NO_TOOLS = "null"
 """The `tools` column of a prompt without tools: JSON text, so that json.loads gives the None that templates expect."""
-
-
-class _Turn(msgspec.Struct):
-    messages: int
-    """How many messages stand before it."""
 
 
 class ChatRecord(Head, kw_only=True):
@@ -27,7 +23,7 @@ class ChatRecord(Head, kw_only=True):
     reasoning: str | None = None
     content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
-    turns: list[_Turn] | None = None
+    turns: list[TurnPlace] | None = None
     """Of a conversation whose turns were all made anew: each of them, the answer included."""
 
     @property

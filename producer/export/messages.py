@@ -56,6 +56,8 @@ class MessageFormat(Format[ChatRecord]):
     keeps_tools: ClassVar[bool] = True
     inlines_history: ClassVar[bool] = True
     """Whether the thoughts of earlier turns are written inline too."""
+    always_weighs: ClassVar[bool] = False
+    """Whether messages have a weight beside a field of reasoning, too."""
 
     def __init__(self, options: FormatOptions = FormatOptions()) -> None:  # noqa: B008 it is frozen
         self.reasoning = options.reasoning or self.reasonings[0]
@@ -72,12 +74,12 @@ class MessageFormat(Format[ChatRecord]):
         keeps_earlier = self.inlines_history and not drops
         if not (record.content or record.tool_calls or kept):
             raise CannotExpressError(LeftOut.NO_ANSWER)
-        messages = [self._message(message, reasoning_of(message), answers=False) for message in record.messages]
-        messages.append(self._message(answer_of(record), record.reasoning or "", answers=True))
         generated = record.generated
-        for place, message in enumerate(messages):
-            if message.weight is not None:
-                message.weight = int(place in generated)
+        messages = [
+            self._message(message, reasoning_of(message), answers=False, generated=place in generated)
+            for place, message in enumerate(record.messages)
+        ]
+        messages.append(self._message(answer_of(record), record.reasoning or "", answers=True, generated=True))
         return Row(
             self.value(record, messages),
             lost_reasoning=bool(record.reasoning) and drops,
@@ -93,7 +95,7 @@ class MessageFormat(Format[ChatRecord]):
     def check_calls(self, calls: Sequence[ToolCall]) -> None:
         """Raise CannotExpressError for tool calls that the format's reader would not understand."""
 
-    def _message(self, message: dict[str, Any], reasoning: str, *, answers: bool) -> ChatMessage:
+    def _message(self, message: dict[str, Any], reasoning: str, *, answers: bool, generated: bool) -> ChatMessage:
         role, calls = role_of(message), calls_of(message)
         if self.roles is not None and role not in self.roles:
             raise CannotExpressError(LeftOut.UNKNOWN_ROLE)
@@ -105,12 +107,14 @@ class MessageFormat(Format[ChatRecord]):
             tool_call_id=_text_or_none(message, "tool_call_id"),
             name=_text_or_none(message, "name"),
         )
-        if role == ASSISTANT and self.reasoning is Reasoning.FIELD:
+        if role != ASSISTANT:
+            return made
+        if self.reasoning is Reasoning.FIELD:
             made.reasoning_content = reasoning
-        elif role == ASSISTANT:
-            made.weight = int(answers)
-            if self.reasoning is Reasoning.INLINE and reasoning and (answers or self.inlines_history):
-                made.content = inline(reasoning, made.content, self.brackets)
+        if self.reasoning is not Reasoning.FIELD or self.always_weighs:
+            made.weight = int(generated)
+        if self.reasoning is Reasoning.INLINE and reasoning and (answers or self.inlines_history):
+            made.content = inline(reasoning, made.content, self.brackets)
         return made
 
     def message_type(self) -> Any:

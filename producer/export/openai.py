@@ -13,7 +13,7 @@ import msgspec
 
 from producer.export.base import Reasoning
 from producer.export.chat import ChatRecord, tools_text
-from producer.export.messages import ASSISTANT, ChatMessage, MessageFormat
+from producer.export.messages import ChatMessage, MessageFormat
 
 
 class ChatRow(msgspec.Struct):
@@ -36,13 +36,10 @@ class OpenAI(MessageFormat):
     }
     reasonings: ClassVar[tuple[Reasoning, ...]] = (Reasoning.DROP, Reasoning.FIELD, Reasoning.INLINE)
     roles: ClassVar[frozenset[str] | None] = None
+    always_weighs: ClassVar[bool] = True
 
     def value(self, record: ChatRecord, messages: list[ChatMessage]) -> msgspec.Struct:
         """Return the row."""
-        generated = record.generated
-        for place, message in enumerate(messages):
-            if message.role == ASSISTANT:
-                message.weight = int(place in generated)
         return ChatRow(record.id, messages, tools_text(record.tools))
 
     def schema(self) -> Any:

@@ -17,7 +17,7 @@ from app.places import FILE_OF_KIND, DatasetFolder
 from producer.export.base import Format, FormatOptions, LeftOut, Reasoning, Row
 from producer.export.claims import Claims
 from producer.export.formats import make_format
-from producer.export.outputs import Outputs, ShardSize
+from producer.export.outputs import OutputFile, Outputs, ShardSize
 from producer.export.report import ExportReport, NothingExportedError, left_out_sentences
 from producer.export.selection import Batch, Selection, select
 from producer.export.sinks import suffix_of
@@ -66,20 +66,7 @@ def export(
         if not tally.exported:
             raise _nothing(ledgers, form, output, tally.left_out)
         files = outputs.publish()
-    return ExportReport(
-        format=form.name,
-        path=output,
-        files=[file._replace(path=output.with_name(file.path.name)) for file in files],
-        left_out=dict(tally.left_out),
-        supervised_tokens=tally.supervised_tokens if form.counts_tokens else None,
-        lost_reasoning=tally.lost_reasoning,
-        lost_earlier_reasoning=tally.lost_earlier_reasoning,
-        keeps_reasoning_by=form.keeps_reasoning_by(),
-        advice=form.advice() if tally.held_reasoning else "",
-        lost_tools=tally.lost_tools,
-        limited=tally.limited,
-        columns=form.columns(),
-    )
+    return tally.report(output, files)
 
 
 class _Tally:
@@ -135,6 +122,24 @@ class _Tally:
         self.held_reasoning += row.held_reasoning
         self.lost_tools += row.lost_tools
         return row.value
+
+    def report(self, output: Path, files: Sequence[OutputFile]) -> ExportReport:
+        """Return what was written to `output`, in these files behind all links."""
+        form = self._form
+        return ExportReport(
+            format=form.name,
+            path=output,
+            files=[file._replace(path=output.with_name(file.path.name)) for file in files],
+            left_out=dict(self.left_out),
+            supervised_tokens=self.supervised_tokens if form.counts_tokens else None,
+            lost_reasoning=self.lost_reasoning,
+            lost_earlier_reasoning=self.lost_earlier_reasoning,
+            keeps_reasoning_by=form.keeps_reasoning_by(),
+            advice=form.advice() if self.held_reasoning else "",
+            lost_tools=self.lost_tools,
+            limited=self.limited,
+            columns=form.columns(),
+        )
 
 
 def parse_reasoning(text: str) -> Reasoning:

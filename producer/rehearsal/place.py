@@ -20,15 +20,6 @@ from producer.guard import guarded
 from producer.processes import Process
 
 _START_S = 90.0
-_REDIS = (
-    "bind 127.0.0.1",
-    "protected-mode yes",
-    "appendonly yes",
-    "appendfsync everysec",
-    'save ""',
-    "maxmemory-policy noeviction",
-)
-"""As the Redis of `producer up`; it keeps its files in the folder that it is started in."""
 _REDIS_READY = "Ready to accept connections"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,13 +36,9 @@ class Place:
     def start_broker(self) -> str:
         """Start a Redis like that of `producer up` and return its URL. Raises BrokerError and MillError."""
         program, port, password = local_broker.find_program(), ports.free_port(), secrets.token_urlsafe(24)
-        folder = self._folder / "redis"
-        folder.mkdir()
-        settings = folder / "server.conf"
-        lines = [*_REDIS, f"port {port}", f"requirepass {password}"]
-        local_broker.write_private(settings, "\n".join([*lines, ""]).encode())
-        self._start("redis", [str(program), str(settings)], {}, ready=_REDIS_READY, folder=folder)
-        self._url = f"redis://:{password}@127.0.0.1:{port}/0"
+        settings = local_broker.configure(self._folder / "redis", port=port, password=password)
+        self._start("redis", [str(program), str(settings)], {}, ready=_REDIS_READY)
+        self._url = local_broker.url_of(port, password)
         return self._url
 
     def enqueue(self, words: Sequence[str], settings: Mapping[str, str]) -> None:
@@ -95,25 +82,17 @@ class Place:
         processes.wait_gone(self._running, seconds=10)
         self._running.clear()
 
-    def _start(
-        self, name: str, command: Sequence[str], settings: Mapping[str, str], *, ready: str, folder: Path | None = None
-    ) -> Process:
-        process = self._spawn(name, command, settings, folder=folder)
+    def _start(self, name: str, command: Sequence[str], settings: Mapping[str, str], *, ready: str) -> Process:
+        process = self._spawn(name, command, settings)
         trouble = processes.wait_ready(process, lambda: ready in processes.own_words(process), seconds=_START_S)
         if trouble:
             raise MillError(f"The rehearsal's {name} did not start, {trouble}.")
         return process
 
     def _spawn(
-        self,
-        name: str,
-        command: Sequence[str],
-        settings: Mapping[str, str],
-        *,
-        folder: Path | None = None,
-        path: Sequence[Path] = (),
+        self, name: str, command: Sequence[str], settings: Mapping[str, str], *, path: Sequence[Path] = ()
     ) -> Process:
-        line = guarded(command, folder or self._folder)
+        line = guarded(command, self._folder)
         with processes.uninterrupted():
             log = self._folder / "logs" / f"{name}.log"
             process = processes.start(name, line, log=log, env=self._environment(settings, path))

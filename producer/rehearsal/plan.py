@@ -13,11 +13,10 @@ from app.errors import UsageError
 from app.records import filename_safe
 from app.settings import ENV_PREFIX, GenerationSettings, QueueSettings, WorkerSettings
 from producer.formats.hub import PREFIX
+from producer.services import slots_each
 from producer.simulator.realistic import Traits
 
 DATASET = "rehearsal"
-SPARE_SLOTS = 8
-"""Slots of a worker beyond its share of the requests in flight, as `producer up` gives them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,13 +46,8 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """Slots of each worker."""
-        return math.ceil(self.max_in_flight / self.workers) + SPARE_SLOTS
-
-    @property
-    def most_each(self) -> float:
-        """Tokens a second of one answer while all requests are in flight that may be."""
-        return min(self.traits.tokens_per_second, self.traits.server_tokens_per_second / self.max_in_flight)
+        """Slots of each worker, as `producer up` gives them."""
+        return slots_each(self.max_in_flight, self.workers)
 
     def in_flight_for(self, mean_tokens: float) -> int:
         """Return how many requests in flight use the whole server, if an answer has so many tokens on average."""

@@ -17,7 +17,7 @@ from typing import Any
 from producer.simulator.messages import HttpReply, HttpRequest, Stream
 from producer.simulator.pages import metrics_page, models_page, server_info
 from producer.simulator.rules import Rule, RuleBook, ServerOptions
-from producer.simulator.shapes import chat_answer, error_body, last_user_text, refuse, to_json
+from producer.simulator.shapes import Refusal, chat_answer, error_body, last_user_text, refuse, to_json
 from producer.simulator.streams import framed, stream_events
 from producer.simulator.tokens import GENERATE_PATH, TOKENS_PATH, prompt_ids, refuse_tokens, tokens_answer, user_text
 from producer.simulator.tokens import PATHS as TOKEN_PATHS
@@ -155,14 +155,10 @@ class Engine:
         messages = body.get("messages") if isinstance(body, dict) else None
         well_formed = isinstance(messages, list) and all(isinstance(one, dict) for one in messages)
         key = last_user_text(messages or []) if well_formed else ""
-        self._counts[key[:_KEY_CHARS]] += 1
-        if self._keep_requests:
-            self.seen.append(SeenRequest(request.path, body, request.headers, time.time(), key))
-        if not self._allowed(request):
-            return self._error(401, None)
-        refusal = refuse(body, self.options)
-        if refusal is not None:
-            return self._error(refusal.status, refusal.message, refusal.param)
+        self._note(request, body, key)
+        refused = self._refused(request, refuse(body, self.options))
+        if refused is not None:
+            return refused
         bound = self.options.max_in_flight
         if bound is not None and self.in_flight > bound:
             return self._error(503, None)
@@ -172,14 +168,10 @@ class Engine:
         body = _parse_json(request.body)
         ids = prompt_ids(request.path, body)
         key = user_text(ids or [])
-        self._counts[key[:_KEY_CHARS]] += 1
-        if self._keep_requests:
-            self.seen.append(SeenRequest(request.path, body, request.headers, time.time(), key))
-        if not self._allowed(request):
-            return self._error(401, None)
-        refusal = refuse_tokens(request.path, body, self.options)
-        if refusal is not None:
-            return self._error(refusal.status, refusal.message, refusal.param)
+        self._note(request, body, key)
+        refused = self._refused(request, refuse_tokens(request.path, body, self.options))
+        if refused is not None:
+            return refused
         rid = str(body.get("rid") or "")
         if rid and rid in self._running:
             return self._error(400, f"Duplicate request ID detected: {rid}")
@@ -187,6 +179,16 @@ class Engine:
             self._running.add(rid)
             self._rids[id(request)] = rid
         return self._apply(self.rules.pick(key, body), body, request)
+
+    def _note(self, request: HttpRequest, body: Any, key: str) -> None:
+        self._counts[key[:_KEY_CHARS]] += 1
+        if self._keep_requests:
+            self.seen.append(SeenRequest(request.path, body, request.headers, time.time(), key))
+
+    def _refused(self, request: HttpRequest, refusal: Refusal | None) -> HttpReply | None:
+        if not self._allowed(request):
+            return self._error(401, None)
+        return None if refusal is None else self._error(refusal.status, refusal.message, refusal.param)
 
     def _apply(self, rule: Rule, body: dict[str, Any], request: HttpRequest) -> HttpReply:
         if rule.kill:
@@ -215,11 +217,9 @@ class Engine:
         given_id = request.headers.get("x-request-id") or body.get("request_id") or uuid.uuid4().hex
         if request.path in TOKEN_PATHS:
             given_id = body.get("rid") or given_id
-            made = tokens_answer(request.path, body, rule, options=self.options, request_id=given_id)
-            self._tokens["prompt"] += made.prompt_tokens
-            self._tokens["generation"] += made.completion_tokens
-            return made.body
-        answer = chat_answer(body, rule, options=self.options, request_id=f"chatcmpl-{given_id}")
+            answer = tokens_answer(request.path, body, rule, options=self.options, request_id=given_id)
+        else:
+            answer = chat_answer(body, rule, options=self.options, request_id=f"chatcmpl-{given_id}")
         self._tokens["prompt"] += answer.prompt_tokens
         self._tokens["generation"] += answer.completion_tokens
         return answer.body

@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from producer.ports import bound_socket
 from producer.simulator.engine import Engine, SeenRequest
-from producer.simulator.ports import bound_socket
 from producer.simulator.realistic import RealisticEngine, Traits
 from producer.simulator.rules import Rule, RuleBook, ServerOptions, load_rules
 from producer.simulator.wire import Connection

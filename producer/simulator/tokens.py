@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from producer.simulator.rules import AUTO, ECHO, Rule, ServerOptions
-from producer.simulator.shapes import Refusal, to_json
+from producer.simulator.shapes import Answer, Refusal, to_json
 
 GENERATE_PATH = "/generate"
 TOKENS_PATH = "/inference/v1/generate"
@@ -79,18 +79,7 @@ def _limit(path: str, body: Mapping[str, Any], options: ServerOptions) -> int:
     return int(params.get("max_tokens", options.max_model_len))
 
 
-@dataclasses.dataclass(frozen=True)
-class TokensAnswer:
-    """A finished answer and what the metrics count of it."""
-
-    body: bytes
-    prompt_tokens: int
-    completion_tokens: int
-
-
-def tokens_answer(
-    path: str, body: Mapping[str, Any], rule: Rule, *, options: ServerOptions, request_id: str
-) -> TokensAnswer:
+def tokens_answer(path: str, body: Mapping[str, Any], rule: Rule, *, options: ServerOptions, request_id: str) -> Answer:
     """Return the answer that a rule asks for; `body` has passed `refuse_tokens`."""
     prompt = prompt_ids(path, body) or []
     room = options.max_model_len - len(prompt)
@@ -103,7 +92,7 @@ def tokens_answer(
         ids, finish = ids[:limit], "length"
     made = _Made(prompt, ids, finish, request_id)
     document = made.as_sglang(rule.stop_reason) if path == GENERATE_PATH else made.as_vllm(options.model)
-    return TokensAnswer(to_json(document), len(prompt), len(ids))
+    return Answer(to_json(document), len(prompt), len(ids))
 
 
 def _written(rule: Rule, user: str, *, opened: bool) -> str:

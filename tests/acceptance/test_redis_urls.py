@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_balanced, assert_quiet, prompts
 from tests.support.mill import Mill

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from app.places import Keys
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from producer.simulator.rules import Rule
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_asked_once, assert_balanced, assert_quiet, prompts

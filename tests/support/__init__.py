@@ -1,1 +1,1 @@
-"""What the tests are built on: a fake model server, a real Redis, true subprocesses."""
+"""What the tests are built on: a real Redis, true subprocesses, real and simulated model servers."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from producer.simulator.tokens import END, MARKS, START, decode, encode
 from tests.support.templates import QWEN3
+from workers.rendering import Tokenizer, Tokenizers
 
 
 def make_byte_tokenizer(folder: Path, *, template: str = QWEN3) -> Path:
@@ -63,3 +64,12 @@ class PlainByteTokenizer:
         assert not clean_up_tokenization_spaces
         special = {MARKS[START], MARKS[END]} if skip_special_tokens else set()
         return decode([id_ for id_ in ids if id_ not in special])
+
+
+def loaded_tokenizers(
+    tokenizer: PlainByteTokenizer | None = None, *, model: str = "toy-model", named: bool = False
+) -> Tokenizers:
+    """Return a process's tokenizers, of which the model's is loaded; `named`: as MILL_TOKENIZER names it."""
+    made = Tokenizers(model if named else None)
+    made._loaded[model] = Tokenizer(tokenizer or PlainByteTokenizer(), model)
+    return made

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.support.processes import ManagedProcess
 
 READY = "Visit me at"

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import pytest
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.support.processes import PROJECT_ROOT, ManagedProcess, run_command, wait_until
 
 LLAMA_CONTEXT_TOKENS = 2048

@@ -12,7 +12,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.support.processes import ManagedProcess, wait_until
 
 _START_TIMEOUT_S = 20.0

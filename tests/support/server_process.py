@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.support.processes import ManagedProcess
 
 _ANSWER_TIMEOUT_S = 10.0

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Self
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 
 
 def find_openssl() -> str | None:

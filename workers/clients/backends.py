@@ -167,11 +167,21 @@ def _once_a_path(get: Get) -> Get:
     return remembered
 
 
+def model_names(models: Document) -> list[str]:
+    """Return the names in a list of models, as `/v1/models` gives it."""
+    names = [model.get("id") for model in _listed(models)]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _listed(models: Document) -> list[Document]:
+    data = models.get("data")
+    return [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+
+
 def _name_by(headers: Mapping[str, str], models: Document) -> str:
     if "x-litellm-version" in headers:
         return "litellm"
-    data = models.get("data")
-    owners = [model.get("owned_by") for model in data if isinstance(model, dict)] if isinstance(data, list) else []
+    owners = [model.get("owned_by") for model in _listed(models)]
     return next((_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS), "")
 
 
@@ -205,9 +215,7 @@ def _version(headers: Mapping[str, str], document: Document) -> str:
 
 def _listed_contexts(models: Document) -> tuple[tuple[str, int], ...]:
     """Return the contexts that a list of models tells, as vLLM, SGLang and their kin do."""
-    data = models.get("data")
-    told = [model for model in data if isinstance(model, dict)] if isinstance(data, list) else []
-    found = [(model.get("id"), _tokens(model.get("max_model_len"))) for model in told]
+    found = [(model.get("id"), _tokens(model.get("max_model_len"))) for model in _listed(models)]
     return tuple((name, tokens) for name, tokens in found if isinstance(name, str) and tokens is not None)
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 
 from app.records import Usage
+from workers.clients.fits import limits
 from workers.faults import Fault, FaultKind, make_fault
 
 AUTO: Final = "auto"
@@ -29,7 +30,6 @@ LATE_S = 1.0
 _KEPT_ANSWERS = 256
 _SLOW, _USUAL = 0.95, 0.5
 _MOST_WIDENINGS = 8
-_LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Deadlines:
         """Return the deadline of a call with these request fields."""
         if self._fixed is not None:
             return self._fixed
-        most = max((value for name in _LIMITS if type(value := sampling.get(name)) is int), default=None)
+        most = max(limits(sampling), default=None)  # whichever of them the server heeds
         if most is None or len(self._answers) < ENOUGH_ANSWERS:
             known = "it is not known how long the answer may be" if most is None else "too few answers were seen"
             return Deadline(UNKNOWN_SPEED_S, f"MILL_REQUEST_TIMEOUT_S=auto: {known}")

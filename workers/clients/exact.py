@@ -43,14 +43,13 @@ class Checks:
         """Tell whether this answer is to be decoded: the first, and then every hundredth."""
         return next(self._numbers) % CHECK_EVERY == 0
 
-    def tell(self, completion: Completion) -> Completion:
-        """Warn of an answer whose ids do not fit, the first time; return it."""
+    def tell(self, completion: Completion) -> None:
+        """Warn of an answer whose ids do not fit, the first time."""
         if completion.notes:
             self._warn("number", completion.notes[0])
         if completion.ids_check == MISMATCH:
             words = "decoded, output_ids do not give the answer's text; is MILL_TOKENIZER the model's own?"
             self._warn("text", words)
-        return completion
 
     def _warn(self, kind: str, words: str) -> None:
         if kind not in self._told:

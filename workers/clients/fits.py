@@ -26,10 +26,15 @@ _TEMPLATE_BYTES = 8192
 """What a chat template adds to a conversation, generously."""
 
 
+def limits(sampling: Mapping[str, Any]) -> list[int]:
+    """Return what a request says of the tokens that an answer may have, first what servers heed first."""
+    values = (sampling.get(name) for name in _LIMITS)
+    return [value for value in values if type(value) is int and value > 0]
+
+
 def asked_tokens(sampling: Mapping[str, Any]) -> int | None:
     """Return how many tokens an answer may have as a request asks; None: as many as fit."""
-    values = (sampling.get(name) for name in _LIMITS)
-    return next((value for value in values if type(value) is int and value > 0), None)
+    return next(iter(limits(sampling)), None)
 
 
 def refusal(request: Request, context: int | None) -> str | None:

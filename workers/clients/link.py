@@ -1,24 +1,28 @@
-"""What every protocol's client shares: one endpoint's address, key and connections, and the looks at it."""
+"""What every protocol's client shares: one endpoint's connections, what begins and ends a call, and the looks at it."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import dataclasses
 import logging
 import re
 import time
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from app.records import Completion
+from app.settings import ServerSettings
+from workers.clients import fits
+from workers.clients.access import Access
 from workers.clients.answers import decode_answer
-from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify
-from workers.clients.base import CallFailed, Probe, Request
+from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify, model_names
+from workers.clients.base import Answer, CallFailed, Probe, Request
 from workers.clients.connecting import ON_NEW_CONNECTION
 from workers.clients.deadlines import Deadlines, Wait
+from workers.clients.exact import Checks
 from workers.clients.folding import Fold
 from workers.clients.streaming import AnswerStream
 from workers.faults import Fault, FaultKind, classify_answer, make_fault
@@ -44,42 +48,24 @@ _JSON = "application/json"
 _Sent = TypeVar("_Sent")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkOptions:
-    """How an endpoint is reached."""
-
-    api_key: str | None
-    request_timeout_s: float | Literal["auto"]
-    connect_timeout_s: float
-    max_connections: int
-    max_body_bytes: int
-    stream: bool = False
-    """Whether answers are streamed."""
-    stall_timeout_s: float = 60
-
-
 class Link:
     """One endpoint's connections; made and used inside one event loop."""
 
-    def __init__(self, base_url: str, options: LinkOptions) -> None:
-        """Prepare for `base_url` (without `/v1`); a name and password in the URL go before the key."""
+    def __init__(self, base_url: str, servers: ServerSettings, *, max_connections: int) -> None:
+        """Prepare for `base_url` (without `/v1`); a name and password in the URL go before the settings' key."""
         from workers.clients.transport import ConnectionPool  # noqa: PLC0415 - aiohttp is slow to import
 
-        self.base_url, login = split_login(base_url)
-        key = options.api_key
-        self.authorization = login or (f"Bearer {key}" if key else None)
-        self._secret = secret_pattern(key, login)
-        self.headers = {"Accept-Encoding": "identity", "User-Agent": "promptmill"}
-        if self.authorization:
-            self.headers["Authorization"] = self.authorization
-        self.streams = options.stream
-        self.deadlines = Deadlines(options.request_timeout_s)
-        self._stall_timeout_s = options.stall_timeout_s
-        self._max_body_bytes = options.max_body_bytes
+        self.access = Access(base_url, servers.api_key)
+        self.base_url = self.access.base_url
+        self.streams = servers.stream
+        self.checks = Checks(self.base_url)
+        self._deadlines = Deadlines(servers.request_timeout_s)
+        self._stall_timeout_s = servers.stall_timeout_s
+        self._max_body_bytes = int(servers.max_body_mb * 2**20)
         self.pool = ConnectionPool(
-            max_connections=options.max_connections,
-            connect_timeout_s=options.connect_timeout_s,
-            max_body_bytes=options.max_body_bytes,
+            max_connections=max_connections,
+            connect_timeout_s=servers.connect_timeout_s,
+            max_body_bytes=self._max_body_bytes,
         )
         self.backend = UNKNOWN
         self._identified = False
@@ -96,7 +82,7 @@ class Link:
         Where the server streams, the answer's body goes into the sink.
         """
         body = msgspec.json.encode(fields)
-        headers = {**self.headers, "Content-Type": _JSON, REQUEST_ID_HEADER: header_safe(request_id)}
+        headers = {**self.access.headers, "Content-Type": _JSON, REQUEST_ID_HEADER: header_safe(request_id)}
 
         async def send() -> tuple[RawAnswer, float]:
             started = time.perf_counter()
@@ -125,17 +111,26 @@ class Link:
 
     async def within_deadline(self, request: Request, ask: Callable[[Wait], Awaitable[_Sent]]) -> _Sent:
         """Wait for a call as long as the request may take; what it raises carries no secret of ours."""
-        deadline = self.deadlines.of(request.sampling)
+        deadline = self._deadlines.of(request.sampling)
         wait = Wait(deadline, stall_s=self._stall_timeout_s, on_token=request.on_token)
         try:
             async with wait:
                 return await ask(wait)
         except TimeoutError as error:
             if wait.overdue:
-                self.deadlines.missed(started=wait.started)
+                self._deadlines.missed(started=wait.started)
             raise CallFailed(wait.fault()) from error
         except CallFailed as failure:
             raise CallFailed(self.without_secrets(failure.fault)) from failure.__cause__
+
+    def finish(self, request: Request, completion: Completion, latency_s: float) -> Answer:
+        """Return the answer to a call, after its speed and what is odd about it are noted.
+
+        Raises CallFailed (context_overflow) where the prompt left no room for a single token.
+        """
+        self._deadlines.answered(latency_s, completion.usage)
+        self.checks.tell(completion)
+        return Answer(fits.with_end_told(completion, request, self.backend.context_of(request.model)), latency_s)
 
     # Looks
 
@@ -150,9 +145,9 @@ class Link:
         except TimeoutError:
             return Probe(alive=False, words=f"no answer within {timeout_s:g} s", timed_out=True)
         except CallFailed as failure:
-            return Probe(alive=False, words=self._hide(failure.fault.message))
+            return Probe(alive=False, words=self.access.hide(failure.fault.message))
         if models.status == 200:
-            return Probe(alive=True, words="ok", models=_model_names(models.body))
+            return Probe(alive=True, words="ok", models=tuple(model_names(_document(models.body))))
         if models.status in _NO_SUCH_PATH and health.status < 300:
             return Probe(alive=True, words="ok")
         return self._not_alive(models)
@@ -193,7 +188,7 @@ class Link:
         await self.pool.aclose()
 
     async def _get(self, path: str) -> RawAnswer:
-        return await self.pool.fetch("GET", f"{self.base_url}{path}", headers=self.headers)
+        return await self.pool.fetch("GET", f"{self.base_url}{path}", headers=self.access.headers)
 
     async def _get_document(self, path: str) -> tuple[Mapping[str, str], Mapping[str, Any]]:
         answer = await self._get(path)
@@ -201,26 +196,17 @@ class Link:
         if path == MODELS_PATH and answer.status in _NOT_NOW:
             words = f"HTTP {answer.status} for {path}"
             raise CallFailed(make_fault(FaultKind.OVERLOADED, words, status=answer.status))
-        if answer.status != 200:
-            return headers, {}
-        try:
-            document = msgspec.json.decode(answer.body)
-        except (ValueError, RecursionError):
-            return headers, {}
-        return headers, document if isinstance(document, dict) else {}
+        return headers, _document(answer.body) if answer.status == 200 else {}
 
     # Words
 
     def _not_alive(self, answer: RawAnswer) -> Probe:
-        words = self._hide(one_line(f"HTTP {answer.status}: {words_of_body(answer.body)[0]}", 200))
+        words = self.access.hide(one_line(f"HTTP {answer.status}: {words_of_body(answer.body)[0]}", 200))
         return Probe(alive=False, words=words, refuses=answer.status in _REFUSED)
 
     def without_secrets(self, fault: Fault) -> Fault:
         """Return the fault with every key that a server repeated taken out of its words."""
-        return dataclasses.replace(fault, message=self._hide(fault.message))
-
-    def _hide(self, words: str) -> str:
-        return self._secret.sub("***", words) if self._secret else words
+        return dataclasses.replace(fault, message=self.access.hide(fault.message))
 
 
 def raise_for_status(answer: RawAnswer) -> None:
@@ -259,28 +245,10 @@ def header_safe(text: str) -> str:
     return _NOT_HEADER_SAFE.sub("_", text)
 
 
-def secret_pattern(key: str | None, login: str | None) -> re.Pattern[str] | None:
-    """Return what finds the key and the login's token in a server's words; None where there is neither."""
-    secrets = [re.escape(secret) for secret in (key, login and login.partition(" ")[2]) if secret]
-    # Whole words only: a made-up key such as "x" is part of many words.
-    return re.compile(rf"(?<![A-Za-z0-9])({'|'.join(secrets)})(?![A-Za-z0-9])") if secrets else None
-
-
-def split_login(base_url: str) -> tuple[str, str | None]:
-    """Return the URL without its user name and password, and these as an Authorization header."""
-    parts = urllib.parse.urlsplit(base_url)
-    login, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return base_url, None
-    token = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
-    return urllib.parse.urlunsplit(parts._replace(netloc=host)), f"Basic {token}"
-
-
-def _model_names(body: bytes) -> tuple[str, ...]:
+def _document(body: bytes) -> Mapping[str, Any]:
+    """Return the JSON object that a page holds; empty where it holds none."""
     try:
-        listed = msgspec.json.decode(body)
+        document = msgspec.json.decode(body)
     except (ValueError, RecursionError):
-        return ()
-    models = listed.get("data") if isinstance(listed, dict) else None
-    names = [model.get("id") for model in models if isinstance(model, dict)] if isinstance(models, list) else []
-    return tuple(name for name in names if isinstance(name, str))
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,9 +15,9 @@ from workers.clients.answers import all_thought, decode_answer, parse_chat_answe
 from workers.clients.backends import Backend
 from workers.clients.base import PROBE_TIMEOUT_S, Answer, CallFailed, Probe, Request
 from workers.clients.deadlines import Wait
-from workers.clients.exact import Checks, stop_ids_of, with_check, with_sure_ids
+from workers.clients.exact import stop_ids_of, with_check, with_sure_ids
 from workers.clients.folding import ChatFold
-from workers.clients.link import REQUEST_ID_HEADER, Link, LinkOptions, header_safe, once_more_if_stale
+from workers.clients.link import REQUEST_ID_HEADER, Link, header_safe, once_more_if_stale
 from workers.clients.parameters import Allowance
 from workers.faults import Fault, classify_answer, classify_exception
 from workers.rendering import PromptRefusedError, Tokenizer, Tokenizers
@@ -52,49 +52,25 @@ class OpenAIChatClient:
 
     name = "openai"
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        api_key: str | None,
-        request_timeout_s: float | Literal["auto"],
-        connect_timeout_s: float,
-        max_connections: int,
-        max_body_bytes: int,
-        stream: bool = False,
-        stall_timeout_s: float = 60,
-        asks_backend: bool = False,
-        allow_unknown: bool = False,
-        tokenizers: Tokenizers | None = None,
-    ) -> None:
-        """Prepare a client for `base_url` (without `/v1`); a name and password in the URL go before `api_key`.
+    def __init__(self, link: Link, tokenizers: Tokenizers, *, allow_unknown: bool, asks_backend: bool) -> None:
+        """Prepare a client; a tokenizer that was named checks the ids of some answers.
 
-        `asks_backend`: find out what the server is, and keep to its dialect; else it is asked as any other.
-        `allow_unknown`: send parameters that it does not know. `tokenizers`: check some answers' ids with one of them.
+        `allow_unknown`: send parameters that the server does not know. `asks_backend`: find out what it is, and keep
+        to its dialect; else it is asked as any other.
         """
         import httpx2  # noqa: PLC0415 - openai and what it needs are slow to import
         import openai  # noqa: PLC0415 - same
 
-        options = LinkOptions(
-            api_key=api_key,
-            request_timeout_s=request_timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            max_connections=max_connections,
-            max_body_bytes=max_body_bytes,
-            stream=stream,
-            stall_timeout_s=stall_timeout_s,
-        )
-        self._link = Link(base_url, options)
+        self._link = link
         self._asks_backend = asks_backend
         self._allowance = Allowance(everything=allow_unknown)
         self._tokenizers = tokenizers
-        self._checks = Checks(self._link.base_url)
         # Whole, so that the SDK need not put it together for each call.
         self._chat_url = f"{self._link.base_url}{_PATH}"
         self._server_takes_ids = True
         self._server_counts = True
         self._omitted: dict[str, Any] = dict.fromkeys(_CALL_TELEMETRY_HEADERS, openai.Omit())
-        if not self._link.authorization:
+        if not self._link.access.authorization:
             # Said outright, for some proxies refuse a made-up key.
             self._omitted["Authorization"] = openai.Omit()
         self._raw_response = httpx2.Response
@@ -126,7 +102,7 @@ class OpenAIChatClient:
     async def complete(self, request: Request) -> Answer:
         """Ask once within the deadline; connections that went stale and refused token ids are asked again at once."""
         tokenizer = None
-        if self._tokenizers is not None and self._tokenizers.given:
+        if self._tokenizers.given:
             # Before the call: an answer must not be lost because there is no such tokenizer.
             tokenizer = await self._tokenizers.of(request.model)
             await self._check_room(request, tokenizer)
@@ -148,9 +124,7 @@ class OpenAIChatClient:
             hint = "; MILL_PROTOCOL=sglang does" if backend.name == "sglang" else ""
             note = _NO_IDS.format(backend.dialect.shown, hint)
             completion = msgspec.structs.replace(completion, notes=[*completion.notes, note])
-        self._link.deadlines.answered(latency_s, completion.usage)
-        completion = self._checks.tell(completion)
-        return Answer(fits.with_end_told(completion, request, backend.context_of(request.model)), latency_s)
+        return self._link.finish(request, completion, latency_s)
 
     async def _check_room(self, request: Request, tokenizer: Tokenizer) -> None:
         """Raise CallFailed (context_overflow) before the call where the prompt cannot be answered."""
@@ -168,7 +142,7 @@ class OpenAIChatClient:
         prompt = completion.prompt_token_ids
         if prompt and tokenizer.opens_thought(prompt):
             completion = all_thought(completion)
-        if completion.output_ids is None or not self._checks.chosen():
+        if completion.output_ids is None or not self._link.checks.chosen():
             return completion
         return await asyncio.to_thread(with_check, completion, lambda ids: tokenizer.decode(ids, skip_special=True))
 
@@ -188,7 +162,7 @@ class OpenAIChatClient:
         import openai  # noqa: PLC0415 - slow to import
 
         headers: dict[str, Any] = dict.fromkeys(_TELEMETRY_HEADERS, openai.Omit())
-        headers.update(self._link.headers)
+        headers.update(self._link.access.headers)
         return openai.AsyncOpenAI(
             base_url=f"{self._link.base_url}/v1",
             # Our own header says the key; without this the SDK would send one that it finds in the environment.

@@ -14,7 +14,7 @@ from workers.clients.answers import SPLIT_FROM_CONTENT, derivable, refuse_silenc
 from workers.clients.backends import Backend
 from workers.clients.base import PROBE_TIMEOUT_S, Answer, CallFailed, Probe, Request
 from workers.clients.deadlines import Wait
-from workers.clients.exact import Checks, stop_ids_of, with_check, with_sure_ids
+from workers.clients.exact import stop_ids_of, with_check, with_sure_ids
 from workers.clients.folding import Fold
 from workers.clients.link import Link
 from workers.clients.parameters import Allowance
@@ -55,7 +55,6 @@ class TokensClient(abc.ABC):
         self._link = link
         self._tokenizers = tokenizers
         self._allowance = Allowance(everything=allow_unknown)
-        self._checks = Checks(self._link.base_url)
 
     @abc.abstractmethod
     def _fields(self, request: Request, prompt: Prompt) -> dict[str, Any]:
@@ -122,10 +121,7 @@ class TokensClient(abc.ABC):
             completion = await asyncio.to_thread(self._completion, generated, request, prompt, tokenizer)
         else:
             completion = self._completion(generated, request, prompt, tokenizer)
-        self._link.deadlines.answered(latency_s, completion.usage)
-        completion = self._checks.tell(completion)
-        context = self._link.backend.context_of(request.model)
-        return Answer(fits.with_end_told(completion, request, context), latency_s)
+        return self._link.finish(request, completion, latency_s)
 
     async def _ask(self, fields: dict[str, Any], request_id: str, wait: Wait) -> tuple[dict[str, Any], float]:
         if self._link.streams:
@@ -162,7 +158,7 @@ class TokensClient(abc.ABC):
             stop_ids=stop_ids,
             end_ids=tokenizer.end_ids,
         )
-        if generated.text is None or not self._checks.chosen():
+        if generated.text is None or not self._link.checks.chosen():
             return completion
         skipped = bool(request.sampling.get("skip_special_tokens"))
         return with_check(

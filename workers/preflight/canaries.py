@@ -12,9 +12,10 @@ from app.places import public_url
 from app.preflight import CANARY, Canary, Job, Server, Thought
 from app.records import Kind, Record, Sample, encode_line
 from app.settings import GenerationSettings, ServerSettings
-from workers.caller import Outcome, request_of
-from workers.clients.base import Answer, CallFailed, Client
+from workers.caller import Tries, outcome_of, request_of
+from workers.clients.base import Answer, CallFailed
 from workers.clients.make import make_client
+from workers.endpoint import Endpoint
 from workers.faults import Fault, FaultKind, make_fault
 from workers.outcomes import make_record
 from workers.rendering import Tokenizers
@@ -35,18 +36,22 @@ async def ask_all(servers: Sequence[Server], job: Job, at: ServerSettings, token
     up = [server for server in servers if server.state == "up"]
     samples = job.canaries or []
     shares = [samples[number :: len(up)] for number in range(len(up))]
-    clients = [make_client(urls[server.url], at, tokenizers, max_connections=job.at_once + 2) for server in up]
+    connections = job.at_once + 2
+    endpoints = [
+        Endpoint(url, make_client(url, at, tokenizers, max_connections=connections))
+        for url in (urls[server.url] for server in up)
+    ]
     await asyncio.gather(
-        *(_ask_one(server, client, share, job) for server, client, share in zip(up, clients, shares, strict=True))
+        *(_ask_one(server, endpoint, share, job) for server, endpoint, share in zip(up, endpoints, shares, strict=True))
     )
 
 
-async def _ask_one(server: Server, client: Client, samples: Sequence[Sample], job: Job) -> None:
+async def _ask_one(server: Server, endpoint: Endpoint, samples: Sequence[Sample], job: Job) -> None:
     """Ask one server its canaries, and close its client."""
     content = next(iter(job.generations.values()))
     try:
-        await client.identify()
-        desk = _Desk(client, server, job)
+        await endpoint.client.identify()
+        desk = _Desk(endpoint, server, job)
         generation = settings.generation_from_content(content)
         built_in = Sample(id=CANARY, messages=[{"role": "user", "content": _QUESTION}])
         begun = time.monotonic()
@@ -57,7 +62,7 @@ async def _ask_one(server: Server, client: Client, samples: Sequence[Sample], jo
             pair = await asyncio.gather(desk.ask([built_in], on), desk.ask([built_in], off))
             server.thought = Thought(on=pair[0][0], off=pair[1][0])
     finally:
-        await client.close()
+        await endpoint.client.close()
 
 
 def _with_thinking(content: Mapping[str, Any], *, wanted: bool) -> GenerationSettings:
@@ -68,8 +73,8 @@ def _with_thinking(content: Mapping[str, Any], *, wanted: bool) -> GenerationSet
 class _Desk:
     """Asks one server, a bounded number of questions at a time."""
 
-    def __init__(self, client: Client, server: Server, job: Job) -> None:
-        self._client, self._server, self._job = client, server, job
+    def __init__(self, endpoint: Endpoint, server: Server, job: Job) -> None:
+        self._endpoint, self._server, self._job = endpoint, server, job
         self._slots = asyncio.Semaphore(job.at_once)
         self.busy_s = 0.0
         """Seconds of all requests together."""
@@ -82,12 +87,12 @@ class _Desk:
         async with self._slots:
             model = generation.model or next(iter(self._server.models), None)
             request = request_of(sample, generation, model, call=1)
-            started, begun = time.time(), time.monotonic()
+            tries, begun = Tries(calls=1), time.monotonic()
             answer: Answer | None = None
             fault: Fault | None = None
             try:
                 async with asyncio.timeout(self._job.canary_timeout_s):
-                    answer = await self._client.complete(request)
+                    answer = await self._endpoint.client.complete(request)
             except CallFailed as failure:
                 fault = failure.fault
             except TimeoutError:
@@ -95,21 +100,7 @@ class _Desk:
                 fault = make_fault(FaultKind.TIMEOUT, message)
             finally:
                 self.busy_s += time.monotonic() - begun
-        outcome = Outcome(
-            completion=answer.completion if answer else None,
-            fault=fault,
-            endpoint=self._server.url,
-            protocol=self._client.name,
-            attempts=1,
-            faults=[],
-            started_at=started,
-            finished_at=time.time(),
-            latency_s=answer.latency_s if answer else None,
-            request_id=request.request_id,
-            model=(answer.completion.model if answer else None) or model,
-            seed=request.seed,
-            backend=self._client.backend.label,
-        )
+        outcome = outcome_of(self._endpoint, request, tries, answer, fault, model=model)
         return _canary(make_record(_DATASET, sample, outcome, generation, worker=_DATASET))
 
 

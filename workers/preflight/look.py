@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import email.utils
-import hashlib
 import http.client
 import threading
 import time
@@ -17,11 +16,13 @@ from app.places import public_url
 from app.preflight import Job, Refusal, Server
 from app.settings import GenerationSettings, ServerSettings
 from workers.clients import fits
-from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify
+from workers.clients.access import Access
+from workers.clients.backends import MODELS_PATH, UNKNOWN, Backend, identify, model_names
 from workers.clients.base import Request
 from workers.clients.make import class_of
 from workers.clients.parameters import Allowance
 from workers.preflight.pages import Page, Reader
+from workers.rendering import template_fingerprint
 from workers.wording import one_line, words_of_body
 
 _NO_LIST = frozenset({404, 405, 501})
@@ -31,7 +32,6 @@ _LATE_S = 0.3
 """Seconds in which a look that was cut short at its deadline says what it has seen by then."""
 _ONLY_ITS_OWN = frozenset({"vllm"})
 """Servers that answer 404 to every model that they do not list; others take any name, or know more than they list."""
-_FINGERPRINT_CHARS = 16
 _KWARGS = "chat_template_kwargs"
 
 
@@ -52,21 +52,21 @@ def look_at_all(job: Job, servers: ServerSettings) -> list[Server]:
 
 
 def _look_at(url: str, servers: ServerSettings, job: Job, deadline: float) -> Server:
-    key = servers.api_key.get_secret_value() if servers.api_key else None
-    reader = Reader(url, api_key=key, deadline=deadline)
+    access = Access(url, servers.api_key)
+    reader = Reader(access, deadline=deadline)
     try:
         models = reader.read(MODELS_PATH)
     except TimeoutError:
         return _silent(url, job.timeout_s)
     except (OSError, http.client.HTTPException, ValueError) as error:  # the last: a host that cannot be one
-        words = one_line(reader.hide(str(error)), _WORDS) or type(error).__name__
+        words = one_line(access.hide(str(error)), _WORDS) or type(error).__name__
         return Server(url=public_url(url), state="down", words=words)
     server = _judged(url, models)
-    server.words = reader.hide(server.words)
+    server.words = access.hide(server.words)
     if server.state != "up":
         return server
-    server.models = _names(models.document)
-    backend = _identified(reader, models) if servers.protocol != "openai" else UNKNOWN
+    server.models = model_names(models.document)
+    backend = _identified(access.base_url, reader, models) if servers.protocol != "openai" else UNKNOWN
     generations = {name: settings.generation_from_content(one) for name, one in job.generations.items()}
     server.backend, server.shown = backend.label, backend.shown
     server.switches_thinking = _KWARGS in (backend.parameters or ())
@@ -103,13 +103,7 @@ def _clock_ahead(page: Page) -> float | None:
     return round(told + 0.5 - page.asked_at, 1)
 
 
-def _names(document: Mapping[str, Any]) -> list[str]:
-    data = document.get("data")
-    names = [model.get("id") for model in data if isinstance(model, dict)] if isinstance(data, list) else []
-    return [name for name in names if isinstance(name, str)]
-
-
-def _identified(reader: Reader, models: Page) -> Backend:
+def _identified(base_url: str, reader: Reader, models: Page) -> Backend:
     """Return what the server is; not recognised where it stops answering."""
 
     async def get(path: str) -> tuple[Mapping[str, str], Mapping[str, Any]]:
@@ -117,7 +111,7 @@ def _identified(reader: Reader, models: Page) -> Backend:
         return page.headers, page.document
 
     try:
-        return asyncio.run(identify(reader.base_url, get))
+        return asyncio.run(identify(base_url, get))
     except (OSError, http.client.HTTPException):
         return UNKNOWN
 
@@ -128,7 +122,7 @@ def _template(reader: Reader) -> str | None:
         text = reader.read("/props").document.get("chat_template")
     except (OSError, http.client.HTTPException):
         return None
-    return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_CHARS] if isinstance(text, str) and text else None
+    return template_fingerprint(text) if isinstance(text, str) and text else None
 
 
 def _refusals(

@@ -9,7 +9,7 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from workers.clients.link import secret_pattern, split_login
+from workers.clients.access import Access
 
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -39,23 +39,14 @@ class Page(NamedTuple):
 class Reader:
     """Reads the pages of one server until a deadline; for one thread."""
 
-    def __init__(self, url: str, *, api_key: str | None, deadline: float) -> None:
-        """Take a base URL without `/v1`, whose user and password go before the key, and a monotonic time."""
-        self.base_url, login = split_login(url)
+    def __init__(self, access: Access, *, deadline: float) -> None:
+        """Take the server and a monotonic time."""
+        self._access = access
         self._deadline = deadline
-        self._secret = secret_pattern(api_key, login)
-        authorization = login or (f"Bearer {api_key}" if api_key else None)
-        self._headers = {"User-Agent": "promptmill", "Accept-Encoding": "identity"}
-        if authorization:
-            self._headers["Authorization"] = authorization
-
-    def hide(self, words: str) -> str:
-        """Return a server's words without the secrets that it repeats."""
-        return self._secret.sub("***", words) if self._secret else words
 
     def read(self, path: str) -> Page:
         """Return a page; raises OSError or http.client.HTTPException where none comes in time."""
-        parts = urllib.parse.urlsplit(self.base_url)
+        parts = urllib.parse.urlsplit(self._access.base_url)
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -63,7 +54,7 @@ class Reader:
         connection = made(parts.hostname or "", parts.port, timeout=left_s)
         try:
             before = time.time()
-            connection.request("GET", f"{parts.path}{path}", headers=self._headers)
+            connection.request("GET", f"{parts.path}{path}", headers=self._access.headers)
             answer = connection.getresponse()
             middle = (before + time.time()) / 2
             headers = {name.lower(): value for name, value in answer.getheaders()}

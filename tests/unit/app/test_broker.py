@@ -19,7 +19,7 @@ from app import broker, settings
 from app.broker import BrokerUrl, Client
 from app.errors import BrokerError, BrokerFullError, BrokerUnreachableError, SettingError
 from app.settings import BrokerSettings, StoreSettings
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.conftest import RedisFactory
 
 NASTY_PASSWORD = "pa#ss/w[o]?r:d@%&+ é"  # noqa: S105  every character that means something in a URL

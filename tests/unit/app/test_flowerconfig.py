@@ -18,7 +18,7 @@ import celery
 import pytest
 
 from app.dashboard import defaults
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.conftest import Broker
 from tests.support.processes import ManagedProcess, run_command, wait_until
 

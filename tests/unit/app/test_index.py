@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import UnwritableError
-from app.index import CHUNK, Entry, FileState, Index, Tally, merged
+from app.file_state import FileState
+from app.index import CHUNK, Entry, Index, Tally, merged
 from app.records import Kind
 
 

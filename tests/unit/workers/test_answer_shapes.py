@@ -15,7 +15,7 @@ from producer.simulator.server import ModelServer
 from tests.support.answer_shapes import Shape
 from tests.support.answer_shapes_native import NATIVE_SHAPES, QUESTION, REQUEST_ID, common_of
 from tests.support.answer_shapes_of_all import CHAT_SHAPES, REASONS, body_of
-from tests.support.byte_tokenizer import PlainByteTokenizer
+from tests.support.byte_tokenizer import loaded_tokenizers
 from workers.caller import Outcome
 from workers.clients.answers import decode_answer, parse_chat_answer
 from workers.clients.backends import DIALECTS
@@ -23,7 +23,7 @@ from workers.clients.base import CallFailed, Request
 from workers.clients.exact import stop_ids_of, with_sure_ids
 from workers.clients.make import make_client
 from workers.outcomes import make_record
-from workers.rendering import Tokenizer, Tokenizers
+from workers.rendering import Tokenizers
 
 _EMPTY = msgspec.to_builtins(Completion())
 _NOT_IN_RECORDS = frozenset({"response_id", "model"})
@@ -90,19 +90,17 @@ def _record_of(completion: Completion) -> Record:
 @pytest.mark.parametrize("shape", NATIVE_SHAPES, ids=_name)
 def test_an_answer_in_token_ids_becomes_its_record(shape: Shape) -> None:
     """The same of the endpoints that take and give ids, asked for real: the ids are the server's, the text is whole."""
-    tokenizer = Tokenizer(PlainByteTokenizer(), "toy-model")
-    asked = asyncio.run(asyncio.wait_for(_ask(shape, tokenizer), 60))
+    tokenizers = loaded_tokenizers()
+    asked = asyncio.run(asyncio.wait_for(_ask(shape, tokenizers), 60))
     if shape.fields is None:
         assert asked == shape.fault
         return
-    expected = {**_EMPTY, "template": tokenizer.fingerprint, **common_of(shape), **shape.fields}
+    expected = {**_EMPTY, "template": tokenizers.fingerprints["toy-model"], **common_of(shape), **shape.fields}
     assert msgspec.to_builtins(asked) == expected
 
 
-async def _ask(shape: Shape, tokenizer: Tokenizer) -> Completion | str:
+async def _ask(shape: Shape, tokenizers: Tokenizers) -> Completion | str:
     """Return the completion of one question that is answered with the shape, or the class of its fault."""
-    tokenizers = Tokenizers(None)
-    tokenizers._loaded["toy-model"] = tokenizer
     with ModelServer([{"body": json.dumps(shape.body)}], dialect=shape.backend) as server:
         settings = ServerSettings(protocol=_PROTOCOLS[shape.backend])
         client = make_client(server.url, settings, tokenizers, max_connections=1)

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from producer.simulator.ports import free_port
+from app.settings import ServerSettings
+from producer.ports import free_port
 from producer.simulator.server import ModelServer
 from tests.support.fake_client import until
 from workers.clients.backends import DIALECTS, UNKNOWN, Backend, identify
-from workers.clients.link import Link, LinkOptions
+from workers.clients.link import Link
 from workers.clients.parameters import Allowance
 
 URL = "http://server:8000"
@@ -116,10 +117,8 @@ def test_a_published_schema_goes_before_the_list() -> None:
 
 
 def _link(url: str) -> Link:
-    options = LinkOptions(
-        api_key=None, request_timeout_s=9, connect_timeout_s=9, max_connections=4, max_body_bytes=1_000_000
-    )
-    return Link(url, options)
+    servers = ServerSettings(request_timeout_s=9, connect_timeout_s=9, max_body_mb=1)
+    return Link(url, servers, max_connections=4)
 
 
 def test_a_server_is_asked_once_and_again_when_it_comes_back() -> None:

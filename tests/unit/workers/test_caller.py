@@ -14,17 +14,18 @@ import redis
 from app import settings
 from app.places import Keys
 from app.records import Attempt, Sample, sample_seed
-from app.settings import GenerationSettings, generation_from_content
+from app.settings import GenerationSettings, ServerSettings, generation_from_content
 from tests.conftest import ModelServerFactory
 from tests.support.fake_client import FakeClient, Reply, completion, until
 from workers import caller as module
 from workers.caller import Caller, ModelMissing, Outcome, ParametersRefusedError, Suspected
 from workers.clients.backends import Backend
 from workers.clients.base import Client, Request
-from workers.clients.openai_chat import OpenAIChatClient
+from workers.clients.make import make_client
 from workers.endpoints import Endpoint, Endpoints, State
 from workers.faults import TREATMENTS, FaultKind, Scope, make_fault
 from workers.permits import Block
+from workers.rendering import Tokenizers
 
 SAMPLE = Sample(id="s1", messages=[{"role": "user", "content": "Hi"}])
 _GENERATION = generation_from_content({"model": "toy"})
@@ -433,7 +434,7 @@ def test_a_stale_connection_is_replaced_at_once() -> None:
 def test_the_own_backoff_grows() -> None:
     """Without a Retry-After the pauses double from MILL_BACKOFF_S on, to MILL_BACKOFF_MAX_S."""
     room = Room(FakeClient(), backoff_s=1.0, backoff_max_s=6.0)
-    tries, pauses = module._Tries(), []
+    tries, pauses = module.Tries(), []
     for _ in range(5):
         tries.faults.append(Attempt("timeout", "server", 0.0))
         pauses.append(room.caller._pause_s(make_fault(FaultKind.TIMEOUT, ""), tries))
@@ -569,14 +570,8 @@ def test_over_a_real_socket(model_server: ModelServerFactory) -> None:
     server = model_server(rules=[{"status": 500, "times": 1}, {"drop": "middle", "times": 1}, {"content": "Done."}])
 
     async def main() -> Outcome:
-        client = OpenAIChatClient(
-            server.url,
-            api_key=None,
-            request_timeout_s=10,
-            connect_timeout_s=5,
-            max_connections=2,
-            max_body_bytes=2**20,
-        )
+        servers = ServerSettings(protocol="openai", request_timeout_s=10, connect_timeout_s=5, max_body_mb=1)
+        client = make_client(server.url, servers, Tokenizers(None), max_connections=2)
         try:
             return await Room(client, max_attempts=3).ask(generation=generation_from_content({"seed": 1}))
         finally:

@@ -12,13 +12,13 @@ from app.records import Completion, Usage
 from app.settings import ServerSettings
 from producer.simulator.rules import Rule
 from producer.simulator.server import ModelServer
-from tests.support.byte_tokenizer import PlainByteTokenizer
+from tests.support.byte_tokenizer import loaded_tokenizers
 from workers.clients import fits
 from workers.clients.backends import Backend
 from workers.clients.base import CallFailed, Request
 from workers.clients.make import make_client
 from workers.faults import Fault, FaultKind
-from workers.rendering import Tokenizer, Tokenizers
+from workers.rendering import Tokenizers
 
 
 def asking(max_tokens: int = 100, *, prompt: str = "Hi", **sampling: Any) -> Request:
@@ -124,11 +124,17 @@ def test_who_asked_for_as_many_tokens_as_fit_has_got_them() -> None:
     assert told(Usage(prompt_tokens=900, completion_tokens=100), unbounded) == []
 
 
-def ask(server: ModelServer, request: Request) -> Completion | Fault:
-    """Ask a server with a real client that has found out what it is."""
+Protocol = Literal["auto", "sglang", "vllm-tokens"]
+
+
+def ask(
+    server: ModelServer, request: Request, *, protocol: Protocol = "auto", counts: bool = False
+) -> Completion | Fault:
+    """Ask a server with a real client that has found out what it is; `counts`: with a tokenizer, by MILL_TOKENIZER."""
 
     async def story() -> Completion | Fault:
-        client = make_client(server.url, ServerSettings(), Tokenizers(None), max_connections=2)
+        tokenizers = loaded_tokenizers(named=True) if counts else Tokenizers(None)
+        client = make_client(server.url, ServerSettings(protocol=protocol), tokenizers, max_connections=2)
         try:
             await client.identify()
             if why := client.refusal(request):
@@ -163,27 +169,6 @@ def test_a_clamped_answer_of_a_real_server_is_kept_and_an_empty_one_fails() -> N
     assert (whole.finish_reason, whole.usage.completion_tokens) == ("length", 300)
 
 
-Protocol = Literal["auto", "sglang", "vllm-tokens"]
-
-
-def ask_counting(server: ModelServer, protocol: Protocol, request: Request) -> Completion | Fault:
-    """Ask with a tokenizer at hand, as MILL_TOKENIZER gives one."""
-
-    async def story() -> Completion | Fault:
-        tokenizers = Tokenizers("toy-model")
-        tokenizers._loaded["toy-model"] = Tokenizer(PlainByteTokenizer(), "toy-model")
-        client = make_client(server.url, ServerSettings(protocol=protocol), tokenizers, max_connections=2)
-        try:
-            await client.identify()
-            return (await client.complete(request)).completion
-        except CallFailed as failure:
-            return failure.fault
-        finally:
-            await client.close()
-
-    return asyncio.run(story())
-
-
 @pytest.mark.parametrize(
     ("protocol", "dialect", "prompt"),
     [
@@ -196,7 +181,7 @@ def ask_counting(server: ModelServer, protocol: Protocol, request: Request) -> C
 def test_a_counted_prompt_that_cannot_be_answered_is_not_sent(protocol: Protocol, dialect: str, prompt: int) -> None:
     """Where the tokenizer is at hand the sample fails at once with the numbers, and no request is made."""
     with ModelServer(dialect=dialect, max_model_len=1000) as server:
-        fault = ask_counting(server, protocol, asking(300, prompt="x" * prompt))
+        fault = ask(server, asking(300, prompt="x" * prompt), protocol=protocol, counts=True)
         assert server.requests == ()
     assert isinstance(fault, Fault)
     assert fault.kind is FaultKind.CONTEXT_OVERFLOW
@@ -210,9 +195,9 @@ def test_a_counted_prompt_with_too_little_room_is_answered_and_its_end_is_judged
     """A vLLM answers it: what ended by itself is whole, and what the context cut says so."""
     by_text = protocol == "auto"  # the byte tokenizer does not know the server's end token
     with ModelServer(default=Rule(content="y" * 20), max_model_len=1000, token_ids=not by_text) as server:
-        whole = ask_counting(server, protocol, asking(300, prompt="x" * 800))
+        whole = ask(server, asking(300, prompt="x" * 800), protocol=protocol, counts=True)
         server.set_rules(default=Rule(content="y" * 500))
-        clamped = ask_counting(server, protocol, asking(300, prompt="x" * 800))
+        clamped = ask(server, asking(300, prompt="x" * 800), protocol=protocol, counts=True)
     assert isinstance(whole, Completion)
     assert (whole.content, whole.finish_reason) == ("y" * 20, "stop")
     assert isinstance(clamped, Completion)

@@ -20,7 +20,7 @@ from app.errors import BrokerUnreachableError, DiskFullError, SettingError, Stor
 from app.places import DatasetFolder
 from app.queue import Queue
 from app.records import Kind, Sample, Ticket
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.conftest import ModelServerFactory
 from tests.support.folders import largest_file, pen
 from tests.support.processes import wait_until

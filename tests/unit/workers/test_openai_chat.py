@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from app.settings import ServerSettings
 from workers.clients.base import Answer, CallFailed, Probe, Request
+from workers.clients.link import Link
 from workers.clients.openai_chat import OpenAIChatClient
 from workers.faults import Fault, FaultKind, Scope
+from workers.rendering import Tokenizers
 
 GOOD = {
     "id": "c1",
@@ -100,10 +103,10 @@ async def asking(url: str, **changes: Any) -> AsyncIterator[OpenAIChatClient]:
         "api_key": "sk-very-secret",
         "request_timeout_s": 20.0,
         "connect_timeout_s": 10.0,
-        "max_connections": 8,
-        "max_body_bytes": 100_000,
+        "max_body_mb": 100_000 / 2**20,
     }
-    client = OpenAIChatClient(url, **{**settings, **changes})
+    link = Link(url, ServerSettings(**{**settings, **changes}), max_connections=8)
+    client = OpenAIChatClient(link, Tokenizers(None), allow_unknown=False, asks_backend=False)
     try:
         yield client
     finally:

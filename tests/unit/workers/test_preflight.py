@@ -10,7 +10,7 @@ import pytest
 
 from app.preflight import Job, Server
 from app.settings import ServerSettings
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from producer.simulator.server import ModelServer
 from tests.support.page_server import page_server
 from workers.preflight.look import look_at_all

@@ -96,7 +96,7 @@ def test_many_slots_share_one_fsync(
     fsyncs = _count_fsyncs(monkeypatch)
     with ledger.locked():
         futures = desk.put(ledger, *(pen(f"s{number}") for number in range(50)))
-        inbox = desk.recorder._writers[DATASET, True].inbox
+        inbox = desk.recorder._writers[ledger].inbox
         wait_until(lambda: inbox.qsize() < 50, _WAIT_S, "a writer that has begun with the first")
         assert not any(future.done() for future in futures)
     assert all(future.result(_WAIT_S) for future in futures)
@@ -212,7 +212,7 @@ def test_a_folder_of_turns_that_refuses_holds_back_no_record(desk: Desk, ledger:
     """While turns of conversations cannot be written, finished records of the same dataset still are."""
     with Ledger.open(folder.turns("f" * 16)) as turns:
         turns.folder.lines(Kind.ACCEPTED).mkdir()
-        turn = Entry(DATASET, turns, pen("a#turn1"), Future(), ends_sample=False)
+        turn = Entry(DATASET, turns, pen("a#turn1"), Future())
         desk.recorder.put(turn)
         wait_until(lambda: desk.recorder.stalled, what="a word on the folder of turns")
         assert "Is a directory" in str(desk.recorder.stalled)

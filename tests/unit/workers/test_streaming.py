@@ -16,12 +16,11 @@ from app.records import Completion
 from app.settings import ServerSettings
 from producer.simulator.rules import Rule
 from producer.simulator.server import ModelServer
-from tests.support.byte_tokenizer import PlainByteTokenizer
+from tests.support.byte_tokenizer import loaded_tokenizers
 from tests.support.fake_client import until
 from workers.clients.base import CallFailed, Client, Request
 from workers.clients.make import make_client
 from workers.faults import Fault
-from workers.rendering import Tokenizer, Tokenizers
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": '{"a": "é", "b": [1, 2]}'}}
 OTHER_CALL = {"id": "call_1", "type": "function", "function": {"name": "g", "arguments": "{}"}}
@@ -76,10 +75,8 @@ def request(**changes: Any) -> Request:
 @contextlib.asynccontextmanager
 async def asking(server: ModelServer, protocol: str = "auto", **settings: Any) -> AsyncIterator[Client]:
     """Hold a client that knows its server, for the length of a block."""
-    tokenizers = Tokenizers(None)
-    tokenizers._loaded["toy-model"] = Tokenizer(PlainByteTokenizer(), "toy-model")
     servers = ServerSettings(protocol=protocol, **{"stream": True, **settings})
-    client = make_client(server.url, servers, tokenizers, max_connections=8)
+    client = make_client(server.url, servers, loaded_tokenizers(), max_connections=8)
     try:
         await client.identify()
         yield client

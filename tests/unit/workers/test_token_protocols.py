@@ -13,17 +13,17 @@ import pytest
 from app.errors import UsageError
 from app.records import Completion
 from app.settings import ServerSettings
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from producer.simulator.rules import Rule
 from producer.simulator.server import ModelServer
 from producer.simulator.shapes import decode as decode_chat
 from producer.simulator.tokens import END, MARKS, decode, encode
-from tests.support.byte_tokenizer import PlainByteTokenizer
+from tests.support.byte_tokenizer import PlainByteTokenizer, loaded_tokenizers
 from tests.support.fake_client import until
 from workers.clients.base import CallFailed, Client, Request
 from workers.clients.make import make_client
 from workers.faults import Fault
-from workers.rendering import Tokenizer, Tokenizers
+from workers.rendering import Tokenizers
 
 DIALECT = {"sglang": "sglang", "vllm-tokens": "vllm"}
 EOS = MARKS[END]
@@ -54,10 +54,8 @@ async def asking(
     server: ModelServer, protocol: str, *, loaded: PlainByteTokenizer | None = None, **settings: Any
 ) -> AsyncIterator[Client]:
     """Hold a client for the length of a block."""
-    tokenizers = Tokenizers(None)
-    tokenizers._loaded["toy-model"] = Tokenizer(loaded or PlainByteTokenizer(), "toy-model")
     servers = ServerSettings(protocol=protocol, **settings)
-    client = make_client(server.url, servers, tokenizers, max_connections=8)
+    client = make_client(server.url, servers, loaded_tokenizers(loaded), max_connections=8)
     try:
         yield client
     finally:
@@ -377,8 +375,7 @@ def test_chat_answers_are_checked_with_the_tokenizer(rule: Rule, *, opened: bool
 
     async def story() -> None:
         with ModelServer(default=rule) as server:
-            tokenizers = Tokenizers("toy")
-            tokenizers._loaded["toy"] = Tokenizer(Toy(), "toy")
+            tokenizers = loaded_tokenizers(Toy(), model="toy", named=True)
             client = make_client(server.url, ServerSettings(), tokenizers, max_connections=8)
             await client.identify()
             said = await ask(client)

@@ -1,4 +1,4 @@
-"""The fake model server keeps the wire contract that the product is built on."""
+"""The simulated model server keeps the wire contract that the product is built on."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.processes import wait_until
 def test_a_missing_model_pauses_its_dataset_alone(mill: Mill, model_server: ModelServerFactory) -> None:
     """A mistyped model costs no sample anything and stops no other dataset; new settings and resume mend it."""
     server = model_server(model="right", latency_s=0.01)
-    mill.enqueue([f"wrong {n}" for n in range(30)], "--model", "wrong", "--no-preflight", dataset="typo")
+    mill.enqueue([f"wrong {n}" for n in range(30)], "--model", "wrong", dataset="typo")
     mill.worker(concurrency=4)
     wait_until(lambda: mill.status("typo")["datasets"]["typo"]["state"] == "paused", 20, "a paused dataset")
     asked = len(server.requests)

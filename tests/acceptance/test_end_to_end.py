@@ -19,7 +19,7 @@ def test_a_worker_dies_and_another_joins(
     """With one of two workers killed and a third added every sample is there once, for few requests more."""
     server = model_server(latency_s=latency_s, latency_sigma=0.5)
     rows = [{"id": f"p{number}", "prompt": f"Prompt number {number}"} for number in range(prompts)]
-    mill.enqueue(rows)
+    mill.enqueue(rows, preflight=True)
     first = mill.worker(concurrency=slots, name="first")
     mill.worker(concurrency=slots, name="second")
     mill.wait_recorded(prompts // 4)

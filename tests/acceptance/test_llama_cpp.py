@@ -207,7 +207,7 @@ def test_ids_that_the_server_was_not_asked_for_are_null(asking_llama: Mill) -> N
 def test_a_parameter_that_it_would_pass_over_is_told(asking_llama: Mill) -> None:
     """llama.cpp has another name for the repetition penalty, and says nothing about ours: the dataset is paused."""
     mill = asking_llama
-    mill.enqueue(_PLAIN, "--repetition-penalty", "1.1", "--max-tokens", "16", "--no-preflight")
+    mill.enqueue(_PLAIN, "--repetition-penalty", "1.1", "--max-tokens", "16")
     mill.worker()
     words = "does not know repetition_penalty (did you mean repeat_penalty?)"
     wait_until(lambda: words in " ".join(mill.run("status", expect=None).stdout.split()), 30, "the dataset's pause")

@@ -87,7 +87,7 @@ def test_a_misspelt_parameter_costs_no_request(mill: Mill, model_server: ModelSe
     """The dataset is paused before its first request with the name and a near one; put right, it goes on."""
     server = model_server()
     rows = mill.write_rows(["one", "two"])
-    mill.enqueue(rows, "--extra-body", '{"repetition_penality": 1.1}', "--no-preflight")
+    mill.enqueue(rows, "--extra-body", '{"repetition_penality": 1.1}')
     mill.worker()
     words = "vLLM 0.33.0 does not know repetition_penality (did you mean repetition_penalty"
     wait_until(lambda: words in " ".join(mill.run("status", expect=None).stdout.split()), 30, "the dataset's pause")

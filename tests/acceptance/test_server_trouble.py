@@ -91,11 +91,11 @@ def test_a_server_that_has_no_such_model_or_path(mill: Mill, model_server: Model
     """A wrong model name holds its dataset, a wrong path the server: neither costs a sample, and both go on later."""
     server = model_server([{"match": "path", "status": 404, "message": "Not Found"}])
     names, paths = ([f"{word} {number}" for number in range(20)] for word in ("name", "path"))
-    mill.enqueue(names, "--model", "no-such-model", "--no-preflight", dataset="name")
+    mill.enqueue(names, "--model", "no-such-model", dataset="name")
     first = mill.worker(concurrency=4)
     first.wait_for_output("dataset name is paused")
     assert "no-such-model" in mill.run("status", "name").stdout
-    mill.enqueue(paths, "--no-preflight", dataset="path")
+    mill.enqueue(paths, dataset="path")
     first.wait_for_output("HTTP 404: Not Found")
     assert "stalled" in mill.run("status", "path", expect=1).stdout
     assert len(server.requests) <= 8, "no more than its slots, for either"

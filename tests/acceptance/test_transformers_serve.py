@@ -143,7 +143,7 @@ def test_a_field_that_the_server_does_not_know_pauses_the_dataset(
     mill = asking_transformers
     rows = mill.write_rows(prompts(3))
     before = _answers(transformers, 422)
-    mill.enqueue(rows, "--top-k", "20", "--no-preflight")
+    mill.enqueue(rows, "--top-k", "20")
     mill.worker(concurrency=1)
     words = "transformers serve does not know top_k"
     wait_until(lambda: words in " ".join(mill.run("status", expect=None).stdout.split()), 60, "the dataset's pause")

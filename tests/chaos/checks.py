@@ -90,9 +90,19 @@ def _request_problems(world: World, tally: Tally) -> list[str]:
     return [
         (
             f"{again.total() - unknown} requests were repeated without a spoilt answer, and nothing happened to their "
-            f"workers: {sorted(again)[: 2 * _SHOWN]}"
+            f"workers: {[_story(prompt, world, tally) for prompt in sorted(again)[: 2 * _SHOWN]]}"
         )
     ]
+
+
+def _story(prompt: str, world: World, tally: Tally) -> str:
+    """Tell when and whom a prompt was asked, in seconds of the run."""
+    words = [
+        f"{one.server} at {one.at - world.started_at:.2f} s: {one.fate}"
+        + (f" at {one.ended_at - world.started_at:.2f} s" if one.ended_at else "")
+        for one in sorted(tally.stories[prompt], key=lambda one: one.at)
+    ]
+    return f"{prompt} ({'; '.join(words)})"
 
 
 def _log_problems(world: World) -> list[str]:

@@ -92,8 +92,11 @@ class Seat:
         self.paused, self._held, self._state = False, True, _State.EMPTY
 
     def dismiss(self, *signals: signal.Signals) -> None:
-        """Ask the worker to leave; the seat stays empty until `refill`."""
-        for number in signals:
+        """Ask the worker to leave, frozen or not; the seat stays empty until `refill`."""
+        first, *more = signals
+        self.process.send_signal(first)
+        self.resume()
+        for number in more:
             self.process.send_signal(number)
         self._leave_by, self._held, self._state = time.monotonic() + _LEAVES_WITHIN_S, True, _State.LEAVING
 

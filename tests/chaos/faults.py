@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import shutil
 import signal
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.chaos.crew import Seat
 from tests.chaos.damage import TAILS, as_writer
 from tests.chaos.inputs import Input
@@ -70,9 +71,11 @@ def _stop_worker(world: World, step: Step) -> Begun:
     seat = _pick_seat(world, step)
     if not seat.ready:
         raise Skipped("the worker is still starting")
+    seat.pause()  # as for a kill
     flights = world.in_flight(seat)
-    twice = step.fault is Fault.STOP_WORKER_TWICE
-    seat.dismiss(*[signal.SIGTERM] * (2 if twice else 1))
+    # Before the signal reaches it, it may ask what it has just popped.
+    flights = dataclasses.replace(flights, unknown=max(0, world.options.slots - len(flights.prompts)))
+    seat.dismiss(*[signal.SIGTERM] * (2 if step.fault is Fault.STOP_WORKER_TWICE else 1))
     world.may_repeat("hand-back", flights)
     return Begun(f"{seat.node} with {len(flights)} in flight", seat.refill)
 

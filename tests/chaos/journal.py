@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 import os
-from collections import Counter
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -41,7 +42,18 @@ class Journal:
         self._write(f"end {number} {fate}")
 
     def _write(self, line: str) -> None:
-        os.write(self._descriptor, line.encode().replace(b"\n", b" ") + b"\n")
+        os.write(self._descriptor, f"{time.time():.3f} {line}".encode().replace(b"\n", b" ") + b"\n")
+
+
+@dataclasses.dataclass
+class Asked:
+    """One request."""
+
+    server: str
+    at: float
+    """Unix seconds."""
+    fate: Fate = Fate.LOST
+    ended_at: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +65,8 @@ class Tally:
     fates: Counter[Fate]
     excused: Counter[str]
     """How often each prompt got no good answer by the servers' own fault."""
+    stories: dict[str, list[Asked]]
+    """The requests for each prompt, in the order of the journals."""
 
     @property
     def requests(self) -> int:
@@ -66,19 +80,17 @@ class Tally:
 
 def read_journals(paths: Iterable[Path]) -> Tally:
     """Add up the journals of all servers, one for each time that one was started; none of them may still run."""
-    prompts, fates, excused = Counter[str](), Counter[Fate](), Counter[str]()
+    stories = defaultdict[str, list[Asked]](list)
     for path in paths:
-        unanswered = dict[str, str]()
+        asked = dict[str, Asked]()
         for line in path.read_text(encoding="utf-8").splitlines():
-            what, number, rest = line.split(" ", 2)
+            at, what, number, rest = line.split(" ", 3)
             if what == "begin":
-                prompts[rest] += 1
-                unanswered[number] = rest
-                continue
-            prompt = unanswered.pop(number)
-            fates[Fate(rest)] += 1
-            if Fate(rest) is Fate.BAD:
-                excused[prompt] += 1
-        fates[Fate.LOST] += len(unanswered)
-        excused.update(unanswered.values())
-    return Tally(prompts, fates, excused)
+                asked[number] = Asked(path.stem, float(at))
+                stories[rest].append(asked[number])
+            else:
+                asked[number].fate, asked[number].ended_at = Fate(rest), float(at)
+    prompts = Counter({prompt: len(story) for prompt, story in stories.items()})
+    spoilt = {Fate.BAD, Fate.LOST}
+    excused = +Counter({prompt: sum(one.fate in spoilt for one in story) for prompt, story in stories.items()})
+    return Tally(prompts, Counter(one.fate for story in stories.values() for one in story), excused, dict(stories))

@@ -63,7 +63,7 @@ class Run:
         """Run it."""
         world = self._world
         world.start()
-        self._started = time.monotonic()
+        self._started, world.started_at = time.monotonic(), time.time()
         watch = Watch(world.mill, self._on_problem)
         watch.start()
         try:

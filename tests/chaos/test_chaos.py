@@ -44,11 +44,12 @@ def test_a_journal_tells_how_each_request_ended(tmp_path: Path) -> None:
         journal.end(journal.begin("the same"), Fate.GOOD)
         journal.end(journal.begin("two\nlines"), Fate.GONE)
         journal.begin("the same")
-    tally = read_journals(tmp_path.glob("*.journal"))
+    tally = read_journals(sorted(tmp_path.glob("*.journal")))
     assert tally.prompts == {"the same": 4, "two lines": 2}
     assert tally.fates == {Fate.GOOD: 2, Fate.GONE: 2, Fate.LOST: 2}
     assert tally.requests == 6
     assert tally.excused == {"the same": 2}
+    assert [(one.server, one.fate) for one in tally.stories["two lines"]] == [("0", Fate.GONE), ("1", Fate.GONE)]
     assert tally.repeats() == {"the same": 1, "two lines": 1}
 
 

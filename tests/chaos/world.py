@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import redis
 
 from app import broker
 from app.places import Keys
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.chaos.crew import Seat
 from tests.chaos.inputs import DATASETS, Input
 from tests.chaos.server import Mood
@@ -128,6 +129,8 @@ class World:
         self.problems: list[str] = []
         self.repeats: list[tuple[str, Flights]] = []
         """What may be asked once more, and why."""
+        self.started_at = time.time()
+        """Unix seconds at which the faults' clock began."""
         self.progress = 0.0
         """How much of the inputs is known, from 0 to 1."""
         (folder / "inputs").mkdir()

@@ -214,10 +214,10 @@ def test_all_workers_together_keep_the_bound(mill: Mill, model_server: ModelServ
     server = model_server(latency_s=0.3)
     mill.env["MILL_MAX_IN_FLIGHT"] = "6"
     rows = prompts(150)
-    mill.enqueue(rows)
     workers = [mill.worker(concurrency=8, wait=False) for _ in range(3)]
     for worker in workers:
         worker.wait_ready()
+    mill.enqueue(rows)
     mill.wait_recorded(len(rows))
     mill.wait_idle()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.places import Keys
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.aftermath import assert_asked_once, assert_balanced, assert_quiet, prompts
 from tests.support.mill import Mill

@@ -173,8 +173,11 @@ def test_two_runs_on_one_folder_double_no_line(
     try:
         for one in (mill, other):
             assert "queued 120" in one.enqueue(rows).stdout
+            one.run("pause", "case")
         for one in (mill, other):
-            one.worker(concurrency=4, wait=False)
+            one.worker(concurrency=4)
+        for one in (mill, other):
+            one.run("resume", "case")
         for one in (mill, other):
             one.wait_recorded(len(rows))
             one.wait_idle()

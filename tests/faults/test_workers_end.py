@@ -50,8 +50,8 @@ def test_the_samples_of_a_killed_worker_are_asked_again_by_the_other(
     """SIGKILL of one of two workers with 8 in flight: its samples, and no others, are asked again within the lease."""
     server = model_server(latency_s=2.0)
     rows = prompts(48)
-    mill.enqueue(rows)
     first, _second = mill.worker(concurrency=8), mill.worker(concurrency=8)
+    mill.enqueue(rows)
     wait_until(lambda: server.in_flight == 16, 30, "16 requests in flight", detail=mill.tails)
 
     first.kill()

@@ -59,7 +59,13 @@ def test_100_000_tasks_fit_into_500_mb(broker: Broker, flower: FlowerProcess) ->
         workers = flower.ask("/workers?json=1").json()["data"]
         return sum(worker.get("task-succeeded", 0) for worker in workers)
 
-    with app.connection_for_write() as connection, app.events.Dispatcher(connection, hostname="w@host") as dispatcher:
+    with (
+        app.connection_for_write() as connection,
+        # In batches, as our workers send them.
+        app.events.Dispatcher(
+            connection, hostname="w@host", buffer_group={"task"}, buffer_limit=3 * BATCH
+        ) as dispatcher,
+    ):
         dispatcher.send("worker-online", sw_ident="mill", sw_ver="1", sw_sys="Linux")
         for first in range(0, TASKS, BATCH):
             for number in range(first, first + BATCH):

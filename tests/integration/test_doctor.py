@@ -11,7 +11,7 @@ import pytest
 
 from app import broker
 from producer.doctor.redis_checks import check_redis
-from producer.simulator.ports import free_port
+from producer.ports import free_port
 from producer.simulator.rules import Rule
 from tests.conftest import ModelServerFactory, RedisFactory
 from tests.support.mill import Mill
@@ -245,7 +245,7 @@ def test_enqueue_refuses_what_would_waste_the_run_before_anything_is_queued(
 ) -> None:
     """A model that is not there costs no folder, no key in Redis and no request; --no-preflight queues all the same."""
     server = model_server(max_model_len=4096)
-    told = mill.enqueue(["one"], "--model", "other", expect=2)
+    told = mill.enqueue(["one"], "--model", "other", expect=2, preflight=True)
     assert told.stderr == (
         f"producer: {server.url}: vLLM 0.33.0 has no model other but toy-model; give --model as the server lists it, "
         "or start the server with that model. "
@@ -255,7 +255,7 @@ def test_enqueue_refuses_what_would_waste_the_run_before_anything_is_queued(
     )
     assert not mill.folder().path.exists()
     assert server.requests == ()
-    assert "queued 1" in mill.enqueue(["one"], "--model", "other", "--no-preflight").stdout
+    assert "queued 1" in mill.enqueue(["one"], "--model", "other").stdout
 
 
 def test_enqueue_goes_on_where_servers_cannot_be_looked_at(mill: Mill, model_server: ModelServerFactory) -> None:
@@ -263,7 +263,7 @@ def test_enqueue_goes_on_where_servers_cannot_be_looked_at(mill: Mill, model_ser
     silent = model_server(hangs="everything")
     gone = f"http://127.0.0.1:{free_port()}"
     mill.env["MILL_MODEL_URLS"] = f"{silent.url},{gone}"
-    told = mill.enqueue(["one"])
+    told = mill.enqueue(["one"], preflight=True)
     assert "queued 1" in told.stdout
     why = "it does not answer (no answer within 2 s); everything is queued all the same."
     assert f"producer: the model server {silent.url}: {why}" in told.stderr

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.places import DatasetFolder, dataset_folder
+import redis
+
+from app.places import DatasetFolder, Keys, dataset_folder
 from app.records import Kind
 from tests.support.processes import Finished, ManagedProcess, WorkerProcess, run_producer, start_producer, wait_until
 
 FINAL_KINDS = (Kind.ACCEPTED, Kind.REJECTED, Kind.FAILED)
 """The kinds of record that end a sample."""
 
-_STATUS_POLL_S = 0.5
+_IDLE_POLL_S = 0.1
+_STATUS_EVERY_S = 5.0
 
 
 class Mill:
@@ -65,10 +70,13 @@ class Mill:
         dataset: str = "case",
         expect: int | None = 0,
         timeout_s: float = 60.0,
+        preflight: bool = False,
     ) -> Finished:
-        """Enqueue a file, or rows that are written to one first."""
+        """Enqueue a file, or rows that are written to one first; the look at the servers is a process more to start."""
         file = source if isinstance(source, Path) else self.write_rows(source)
         words = ("enqueue", str(file), "--dataset", dataset, *arguments)
+        if not preflight:
+            words += ("--no-preflight",)
         return self.run(*words, expect=expect, timeout_s=timeout_s)
 
     def worker(
@@ -121,21 +129,38 @@ class Mill:
         )
 
     def wait_idle(self, dataset: str = "case", timeout_s: float = 60.0) -> dict[str, int]:
-        """Wait until nothing is queued or in flight, and return the counts."""
+        """Wait until nothing is queued or in flight, and return the counts.
+
+        Redis is asked often, the product when it may be so: each `producer status` is a process to start.
+        """
         latest: dict[str, int] = {}
+        asked_at = time.monotonic()
 
         def idle() -> bool:
+            nonlocal asked_at
+            if self._has_prompts(dataset) and time.monotonic() < asked_at + _STATUS_EVERY_S:
+                return False
             latest.update(self.counts(dataset))
+            asked_at = time.monotonic()
             return latest["queued"] == 0 and latest["in_flight"] == 0
 
         wait_until(
             idle,
             timeout_s,
             f"dataset {dataset} without queued samples",
-            poll_s=_STATUS_POLL_S,
+            poll_s=_IDLE_POLL_S,
             detail=lambda: f"counts: {latest}\n{self.tails()}",
         )
         return latest
+
+    def _has_prompts(self, dataset: str) -> bool:
+        """Whether Redis holds prompts of the dataset; no where it cannot be asked, so that the product is."""
+        try:
+            keys = Keys(self.env["MILL_KEY_PREFIX"])
+            with contextlib.closing(redis.Redis.from_url(self.env["MILL_REDIS_URL"], socket_timeout=3)) as client:
+                return bool(client.hlen(keys.prompts(dataset)))
+        except (redis.RedisError, KeyError):
+            return False
 
     def tails(self) -> str:
         """Return the end of every started process's output, for messages."""

@@ -53,8 +53,12 @@ def wait_until(
 
 
 def subprocess_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without MILL_ variables, importing from the checkout, plus `env`."""
-    inherited = {name: value for name, value in child_environment().items() if not name.startswith(ENV_PREFIX)}
+    """Return this process's environment without MILL_ variables, importing from the checkout, plus `env`.
+
+    What a process compiles is kept for the next, hundreds of which are started.
+    """
+    left_out = (ENV_PREFIX, "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in child_environment().items() if not name.startswith(left_out)}
     return {**inherited, "PYTHONPATH": str(PROJECT_ROOT), "PYTHONUNBUFFERED": "1", **(env or {})}
 
 

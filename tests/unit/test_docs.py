@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -218,7 +219,7 @@ def test_the_figures_name_real_benchmarks() -> None:
 @pytest.mark.parametrize("heading", ["Settings and commands", "Redis", "Inputs", "The disk", "Local services"])
 def test_explained_messages_are_said(heading: str) -> None:
     """Each message in the tables of trouble has its longest piece of fixed text from the code."""
-    said = "\n".join(said_by_the_code())
+    said = said_by_the_code()
     for line in section("troubleshooting.md", heading).splitlines():
         cell = line.strip("|").split(" | ")[0] if line.startswith("| ") else ""
         for message in re.findall(r"`([^`]+)`", cell):
@@ -272,13 +273,17 @@ def command_lines(text: str) -> Iterator[str]:
     yield from re.findall(r"`(producer [^`\n]+)`", text)
 
 
-def said_by_the_code() -> Iterator[str]:
-    """Yield every piece of text in the packages; an f-string gives one for each part between its values."""
-    for package in ("app", "workers", "producer"):
-        for path in (ROOT / package).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield node.value.replace("`", "")  # quotes inside a quoted message would end it
+@functools.cache
+def said_by_the_code() -> str:
+    """Return every piece of text in the packages; an f-string gives one for each part between its values."""
+    trees = (
+        ast.parse(path.read_text(encoding="utf-8"))
+        for package in ("app", "workers", "producer")
+        for path in (ROOT / package).rglob("*.py")
+    )
+    pieces = (node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    # Quotes inside a quoted message would end it.
+    return "\n".join(piece.replace("`", "") for piece in pieces if isinstance(piece, str))
 
 
 def anchors(text: str) -> set[str]:
@@ -287,6 +292,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+@functools.cache
 def commands() -> dict[str, Any]:
     """Return the commands of `producer` by name."""
     group: Any = typer.main.get_command(cli)

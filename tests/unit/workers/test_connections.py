@@ -84,18 +84,17 @@ def test_a_server_that_takes_no_connection_is_a_connect_timeout() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("connect_timeout_s", [30, 5])
-def test_a_thousand_first_requests_all_connect_on_a_busy_machine(connect_timeout_s: float) -> None:
-    """With every core busy elsewhere no connection runs into its timeout: few are opened at once, the others wait."""
+def test_a_thousand_first_requests_all_connect_on_a_busy_machine() -> None:
+    """On a busy machine no connection runs into its timeout: few are opened at once, the others wait."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 4096:
         pytest.skip("a thousand connections need 4,096 file descriptors")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4096), hard))
-    burners = [multiprocessing.get_context("fork").Process(target=_burn, daemon=True) for _ in range(4)]
+    burners = [multiprocessing.get_context("fork").Process(target=_burn, daemon=True) for _ in range(2)]
 
     async def story() -> None:
         with ModelServer(default=Rule(delay_s=5)) as server:
-            servers = ServerSettings(connect_timeout_s=connect_timeout_s)
+            servers = ServerSettings(connect_timeout_s=5)
             client = make_client(server.url, servers, Tokenizers(None), max_connections=1000)
             try:
                 outcomes = await asyncio.gather(*(_outcome(client, number) for number in range(1000)))

@@ -57,9 +57,21 @@ class Server:
         self.ended = asyncio.Event()
         self.url = ""
         self._connections = 0
+        self._tasks = set[asyncio.Task[None]]()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection until either side closes it."""
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection until either side closes it, or `end`."""
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def end(self) -> None:
+        """End what is being served."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
         number = self._connections
         try:
@@ -88,12 +100,13 @@ async def read_request(reader: asyncio.StreamReader, connection: int) -> Seen:
 async def serving(*replies: Reply) -> AsyncIterator[Server]:
     """Run a server for the length of a block."""
     server = Server(*replies)
-    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    listener = await asyncio.start_server(server.accept, "127.0.0.1", 0)
     server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     try:
         yield server
     finally:
         listener.close()
+        await server.end()
 
 
 @contextlib.asynccontextmanager

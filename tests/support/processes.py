@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from app.settings import ENV_PREFIX, child_environment
+from tests.support.forge import Forge, Forged
 
 PROJECT_ROOT = Path(__file__).resolve().parents[2]
 WORKER_READY = "ready."
@@ -22,6 +25,7 @@ WORKER_READY = "ready."
 
 _WRAPPER = str(Path(__file__).with_name("die_with_parent.py"))
 PRODUCER = "import sys; from producer.cli import main; sys.argv[0] = 'producer'; sys.exit(main())"
+_FORGED = [["-m", "celery"], ["-m", "tests.support.kill_points"], ["-c", PRODUCER]]
 _POLL_S = 0.05
 _TAIL_CHARS = 4000
 _KILL_WAIT_S = 20.0
@@ -57,13 +61,35 @@ def subprocess_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
     What a process compiles is kept for the next, hundreds of which are started.
     """
-    left_out = (ENV_PREFIX, "PYTHONDONTWRITEBYTECODE")
+    left_out = (ENV_PREFIX, "PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST")
     inherited = {name: value for name, value in child_environment().items() if not name.startswith(left_out)}
     return {**inherited, "PYTHONPATH": str(PROJECT_ROOT), "PYTHONUNBUFFERED": "1", **(env or {})}
 
 
-def _guarded(command: Sequence[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *command]
+def _start(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None, output: int, errors: int
+) -> subprocess.Popen[bytes] | Forged:
+    """Start a command with `subprocess_env(env)`, in a group of its own."""
+    program, *arguments = command
+    if program == sys.executable and arguments[:2] in _FORGED and _forge().can(subprocess_env(env), own=ENV_PREFIX):
+        return _forge().start(arguments, cwd=cwd, env=env or {}, output=output, errors=errors)
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        cwd=cwd,
+        env=subprocess_env(env),
+        start_new_session=True,
+    )
+
+
+@functools.cache
+def _forge() -> Forge:
+    return Forge(_COMMON)
+
+
+_COMMON = subprocess_env()
 
 
 class ManagedProcess:
@@ -86,15 +112,7 @@ class ManagedProcess:
         log_dir.mkdir(parents=True, exist_ok=True)
         self.output_path = _unused(log_dir, name)
         with self.output_path.open("wb") as output:
-            self._process = subprocess.Popen(
-                _guarded(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=cwd or log_dir,
-                env=subprocess_env(env),
-                start_new_session=True,
-            )
+            self._process = _start(command, cwd=cwd or log_dir, env=env, output=output.fileno(), errors=output.fileno())
 
     def __enter__(self) -> Self:
         return self
@@ -253,20 +271,41 @@ def run_producer(
 
 def run_command(command: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float = 60.0) -> Finished:
     """Run a command to its end with `subprocess_env(env)`; whatever it left behind in its group is killed."""
-    with subprocess.Popen(
-        _guarded(command),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=cwd,
-        env=subprocess_env(env),
-        start_new_session=True,
-    ) as process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            said = f"{out[-_TAIL_CHARS:]!r}\n{err[-_TAIL_CHARS:]!r}"
-            raise AssertionError(f"{list(command)} still ran after {timeout_s:g} s\n{said}") from None
-    return Finished(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+    streams = [os.pipe(), os.pipe()]
+    try:
+        process = _start(command, cwd=cwd, env=env, output=streams[0][1], errors=streams[1][1])
+    finally:
+        for _read, write in streams:
+            os.close(write)
+    said = {read: bytearray() for read, _write in streams}
+    deadline = time.monotonic() + timeout_s
+    ended = _read_to_the_end(said, deadline)
+    try:
+        code = process.wait(max(0.0, deadline - time.monotonic()) if ended else 0)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(_KILL_WAIT_S)
+        told = "\n".join(f"{bytes(text[-_TAIL_CHARS:])!r}" for text in said.values())
+        raise AssertionError(f"{list(command)} still ran after {timeout_s:g} s\n{told}") from None
+    finally:
+        for read in said:
+            os.close(read)
+    out, err = (text.decode(errors="replace") for text in said.values())
+    return Finished(code, out, err)
+
+
+def _read_to_the_end(streams: Mapping[int, bytearray], deadline: float) -> bool:
+    """Read descriptors until all have ended; tell whether they did in time."""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in streams:
+            selector.register(descriptor, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                return False
+            for key, _events in ready:
+                piece = os.read(key.fd, 65536)
+                streams[key.fd].extend(piece)
+                if not piece:
+                    selector.unregister(key.fd)
+    return True

@@ -6,6 +6,7 @@ product's own modules are loaded in it. Only programs that could not tell the di
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -87,6 +88,11 @@ class Forge:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        self._orders.close()
+        self._process.wait()
 
     def can(self, environment: Mapping[str, str], *, own: str) -> bool:
         """Tell whether a program would find itself as it should: only variables with the prefix `own` are its own."""

@@ -57,11 +57,11 @@ def wait_until(
 
 
 def subprocess_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment without MILL_ variables, importing from the checkout, plus `env`.
+    """Return this process's environment without what is its own, importing from the checkout, plus `env`.
 
     What a process compiles is kept for the next, hundreds of which are started.
     """
-    left_out = (ENV_PREFIX, "PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST")
+    left_out = (ENV_PREFIX, "FLOWER_CONF", "PYTHONDONTWRITEBYTECODE", "PYTEST_CURRENT_TEST")
     inherited = {name: value for name, value in child_environment().items() if not name.startswith(left_out)}
     return {**inherited, "PYTHONPATH": str(PROJECT_ROOT), "PYTHONUNBUFFERED": "1", **(env or {})}
 
@@ -71,7 +71,8 @@ def _start(
 ) -> subprocess.Popen[bytes] | Forged:
     """Start a command with `subprocess_env(env)`, in a group of its own."""
     program, *arguments = command
-    if program == sys.executable and arguments[:2] in _FORGED and _forge().can(subprocess_env(env), own=ENV_PREFIX):
+    forged = sys.platform == "linux" and program == sys.executable and arguments[:2] in _FORGED
+    if forged and _forge().can(subprocess_env(env), own=ENV_PREFIX):
         return _forge().start(arguments, cwd=cwd, env=env or {}, output=output, errors=errors)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *command],

@@ -30,11 +30,8 @@ _MODULES = (
     *("typer", "sqlite3", "prometheus_client"),
 )
 """Packages that take no notice of the environment while they are loaded."""
+_READ_AT_FIRST = ("PYTHON", "LANG", "LC_", "LD_")
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-
-
-def _limits() -> list[tuple[int, int]]:
-    return [resource.getrlimit(limit) for limit in _LIMITS]
 
 
 class Forged:
@@ -74,9 +71,8 @@ class Forge:
     """The process that forks; it ends when this one does."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it with what its programs have in common."""
+        """Start it in an environment; of that, only what an interpreter reads as it begins concerns its programs."""
         self._environment = dict(environment)
-        self._limits = _limits()
         self._lock = threading.Lock()
         self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -94,14 +90,15 @@ class Forge:
         self._orders.close()
         self._process.wait()
 
-    def can(self, environment: Mapping[str, str], *, own: str) -> bool:
-        """Tell whether a program would find itself as it should: only variables with the prefix `own` are its own."""
-        common = {name: value for name, value in environment.items() if not name.startswith(own)}
-        return common == self._environment and _limits() == self._limits
+    def can(self, environment: Mapping[str, str]) -> bool:
+        """Tell whether an interpreter would begin alike in that environment."""
+        return _read_at_first(environment) == _read_at_first(self._environment)
 
     def start(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: int, errors: int) -> Forged:
-        """Start `python ARGUMENTS` (`-c` or `-m`) with these standard streams."""
-        order = json.dumps({"command": [*arguments], "cwd": str(cwd), "env": dict(env)}).encode()
+        """Start `python ARGUMENTS` (`-c` or `-m`) in that environment, with these standard streams."""
+        limits = [(limit, resource.getrlimit(limit)) for limit in _LIMITS]
+        document = {"command": [*arguments], "cwd": str(cwd), "env": dict(env), "limits": limits}
+        order = json.dumps(document).encode()
         assert len(order) <= MOST_BYTES
         status, told = os.pipe()
         with open(os.devnull, "rb") as nothing, self._lock:  # noqa: PTH123  a descriptor
@@ -110,3 +107,7 @@ class Forge:
             finally:
                 os.close(told)
             return Forged(int(self._orders.recv(64)), status)
+
+
+def _read_at_first(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(_READ_AT_FIRST)}

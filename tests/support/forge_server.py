@@ -13,11 +13,13 @@ import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
 import socket
 import sys
+import time
 import types
 from typing import Any
 
@@ -91,8 +93,13 @@ class _Server:
 
 def _run(order: dict[str, Any]) -> None:
     """Be `python -c CODE ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
+    for limit, values in order["limits"]:
+        if resource.getrlimit(limit) != tuple(values):
+            resource.setrlimit(limit, values)
     os.chdir(order["cwd"])
-    os.environ.update(order["env"])  # noqa: TID251  a program finds its settings there
+    os.environ.clear()  # noqa: TID251  a program finds its settings there
+    os.environ.update(order["env"])  # noqa: TID251  same
+    time.tzset()
     kind, what, *arguments = order["command"]
     if kind == "-m":
         sys.path.insert(0, order["cwd"])

@@ -71,16 +71,17 @@ def _start(
 ) -> subprocess.Popen[bytes] | Forged:
     """Start a command with `subprocess_env(env)`, in a group of its own."""
     program, *arguments = command
+    whole = subprocess_env(env)
     forged = sys.platform == "linux" and program == sys.executable and arguments[:2] in _FORGED
-    if forged and _forge().can(subprocess_env(env), own=ENV_PREFIX):
-        return _forge().start(arguments, cwd=cwd, env=env or {}, output=output, errors=errors)
+    if forged and _forge().can(whole):
+        return _forge().start(arguments, cwd=cwd, env=whole, output=output, errors=errors)
     return subprocess.Popen(
         [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
         cwd=cwd,
-        env=subprocess_env(env),
+        env=whole,
         start_new_session=True,
     )
 

@@ -159,12 +159,15 @@ def _kill_after(nth: int, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kill_inside_write(nth: int, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `_write_all` so that its n-th call writes half of the bytes, or all but one of very few."""
+    """Wrap `_write_all` so that its n-th call writes half of the bytes, and no whole line as its last one."""
     calls = itertools.count(1)
 
     def wrapped(descriptor: int, data: bytes) -> None:
         if next(calls) == nth:
-            original(descriptor, data[: len(data) // 2])
+            end = len(data) // 2
+            while b"\n" in data[max(0, end - 1) : end + 1]:
+                end -= 1
+            original(descriptor, data[:end])
             _die()
         original(descriptor, data)
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_full_disk_holds_the_work_and_loses_nothing(mill: Mill, model_server: 
     with mounted(mill.prepared, "-t", "tmpfs", "-o", f"size={_DISK_MIB}m", "tmpfs") as done:
         if not done:
             pytest.skip("a small disk can only be mounted as root, in a container that allows it")
-        rows = prompts(80)
+        rows = prompts(320)
         mill.enqueue(rows)
         worker = mill.worker(concurrency=8)
         mill.wait_recorded(16)
@@ -63,9 +64,8 @@ def test_a_full_disk_holds_the_work_and_loses_nothing(mill: Mill, model_server: 
         wait_until(lambda: server.in_flight == 0, 20, "no request in flight")
         held = server.stats["total"] - mill.recorded()
         assert 1 <= held <= 8 + 8
-        status = mill.status()
+        status = wait_until(lambda: _status_with(mill, "free some space"), 20, "a note", detail=mill.tails)
         assert {one["state"] for one in status["workers"]} == {"waiting for disk"}
-        assert any("free some space" in note for note in status["totals"]["notes"])
         assert server.stats["total"] - mill.recorded() == held
         ballast.unlink()
         mill.wait_recorded(len(rows))
@@ -78,6 +78,12 @@ def test_a_full_disk_holds_the_work_and_loses_nothing(mill: Mill, model_server: 
         assert worker.output().count("\n") < 120, "a full disk is told once, not every second"
         for process in mill._processes:
             process.close()
+
+
+def _status_with(mill: Mill, words: str) -> dict[str, Any] | None:
+    """Return what status says, once a note of it has these words."""
+    status = mill.status()
+    return status if any(words in note for note in status["totals"]["notes"]) else None
 
 
 def test_sigterm_ends_a_worker_whose_disk_is_full(mill: Mill, model_server: ModelServerFactory) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ManagedProcess, run_command, subprocess_env, wait_until
+from tests.support.processes import ManagedProcess, run_command, run_producer, subprocess_env, wait_until
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, lambda *_: exit(7)); {SLEEPER}"
@@ -112,3 +112,13 @@ def test_wait_until_returns_the_value() -> None:
         AssertionError, match=r"(?s)a miracle did not come true within 0.1 s; the last value was \[\].*why"
     ):
         wait_until(list, 0.1, "a miracle", detail=lambda: json.dumps("why"))
+
+
+@pytest.mark.parametrize("words", [("--version",), ("status", "--help"), ("no-such-command",), ("enqueue", "nowhere")])
+def test_a_forked_command_is_what_a_user_starts(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """A command out of the forge ends and says the same as one that an interpreter of its own begins."""
+    env = {"MILL_PREPARED_DIR": str(tmp_path)}
+    forked = run_producer(*words, env=env, cwd=tmp_path)
+    begun = run_producer(*words, env={**env, "PYTHONHASHSEED": "1"}, cwd=tmp_path)
+    assert forked == begun
+    assert forked.stdout or forked.stderr
